@@ -17,8 +17,8 @@ pub type Nanos = u64;
 /// What a policy may know of a block when it becomes resident in a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Bytes of a slot of the block's size class: a victim must come from the class that needs room.
-    pub slot_bytes: u64,
+    /// Which size classes its slots are of: a victim must free slots of the class that needs room.
+    pub shape: u32,
     /// Blocks before it in its chain.
     pub depth: u32,
     /// What it holds.
@@ -41,12 +41,12 @@ pub trait Policy: Send {
     fn removed(&mut self, tier: Tier, block: BlockId);
     /// `block`, resident in `tier`, may be evicted from it, or may not any more.
     fn set_candidate(&mut self, tier: Tier, block: BlockId, candidate: bool);
-    /// The candidate of `tier` with slots of `slot_bytes` that should go first; `skip` passes over
-    /// blocks that are busy at this moment. `None` where every candidate was passed over.
+    /// The candidate of `tier` and of this shape that should go first; `skip` passes over blocks that
+    /// are busy at this moment. `None` where every candidate was passed over.
     fn victim(
         &mut self,
         tier: Tier,
-        slot_bytes: u64,
+        shape: u32,
         now: Nanos,
         skip: &mut dyn FnMut(BlockId) -> bool,
     ) -> Option<BlockId>;

@@ -10,7 +10,7 @@ const MAX_SKIPS: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
 struct Resident {
-    slot_bytes: u64,
+    shape: u32,
     stamp: u64,
     candidate: bool,
 }
@@ -18,7 +18,7 @@ struct Resident {
 #[derive(Debug, Default)]
 struct TierState {
     residents: HashMap<BlockId, Resident, std::hash::BuildHasherDefault<IdHasher>>,
-    candidates: BTreeMap<u64, BTreeSet<(u64, BlockId)>>,
+    candidates: BTreeMap<u32, BTreeSet<(u64, BlockId)>>,
     count: usize,
 }
 
@@ -65,7 +65,7 @@ impl Lru {
 impl TierState {
     fn unlist(&mut self, block: BlockId, resident: Resident) {
         if resident.candidate
-            && let Some(set) = self.candidates.get_mut(&resident.slot_bytes)
+            && let Some(set) = self.candidates.get_mut(&resident.shape)
             && set.remove(&(resident.stamp, block))
         {
             self.count -= 1;
@@ -73,7 +73,7 @@ impl TierState {
     }
 
     fn list(&mut self, block: BlockId, resident: Resident) {
-        let set = self.candidates.entry(resident.slot_bytes).or_default();
+        let set = self.candidates.entry(resident.shape).or_default();
         if set.insert((resident.stamp, block)) {
             self.count += 1;
         }
@@ -88,7 +88,7 @@ impl Policy for Lru {
     fn inserted(&mut self, tier: Tier, block: BlockId, facts: &Facts, _now: Nanos) {
         let stamp = self.stamp();
         let state = self.tiers.entry(tier).or_default();
-        let resident = Resident { slot_bytes: facts.slot_bytes, stamp, candidate: false };
+        let resident = Resident { shape: facts.shape, stamp, candidate: false };
         if let Some(old) = state.residents.insert(block, resident) {
             state.unlist(block, old);
         }
@@ -135,11 +135,11 @@ impl Policy for Lru {
     fn victim(
         &mut self,
         tier: Tier,
-        slot_bytes: u64,
+        shape: u32,
         _now: Nanos,
         skip: &mut dyn FnMut(BlockId) -> bool,
     ) -> Option<BlockId> {
-        let set = self.tiers.get(&tier)?.candidates.get(&slot_bytes)?;
+        let set = self.tiers.get(&tier)?.candidates.get(&shape)?;
         set.iter().map(|(_, block)| *block).take(MAX_SKIPS).find(|block| !skip(*block))
     }
 
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use tiered_kv_types::BlockType;
 
-    const FACTS: Facts = Facts { slot_bytes: 4096, depth: 0, block_type: BlockType::Unknown };
+    const FACTS: Facts = Facts { shape: 1, depth: 0, block_type: BlockType::Unknown };
 
     #[test]
     fn the_candidate_used_longest_ago_goes_first() {
@@ -164,7 +164,7 @@ mod tests {
         }
         lru.accessed(1, 0);
         let victim = |lru: &mut Lru, skip: &[u32]| {
-            lru.victim(Tier::Dram, 4096, 0, &mut |b| skip.contains(&b))
+            lru.victim(Tier::Dram, 1, 0, &mut |b| skip.contains(&b))
         };
         assert_eq!(victim(&mut lru, &[]), Some(2), "0 is no candidate, 1 was used again");
         assert_eq!(victim(&mut lru, &[2, 3]), Some(1));
@@ -172,8 +172,8 @@ mod tests {
         lru.removed(Tier::Dram, 2);
         assert_eq!(victim(&mut lru, &[]), Some(3));
         assert_eq!(lru.candidates(Tier::Dram), 2);
-        assert_eq!(lru.victim(Tier::Nvme, 4096, 0, &mut |_| false), None);
-        assert_eq!(lru.victim(Tier::Dram, 8192, 0, &mut |_| false), None, "another size class");
+        assert_eq!(lru.victim(Tier::Nvme, 1, 0, &mut |_| false), None);
+        assert_eq!(lru.victim(Tier::Dram, 2, 0, &mut |_| false), None, "another size class");
     }
 
     proptest::proptest! {
@@ -205,7 +205,7 @@ mod tests {
                     _ => {}
                 }
                 let expected = naive.iter().find(|(_, c)| *c).map(|(b, _)| *b);
-                let victim = lru.victim(Tier::Dram, 4096, 0, &mut |_| false);
+                let victim = lru.victim(Tier::Dram, 1, 0, &mut |_| false);
                 proptest::prop_assert_eq!(victim, expected);
                 let count = naive.iter().filter(|(_, c)| *c).count();
                 proptest::prop_assert_eq!(lru.candidates(Tier::Dram), count);

@@ -275,7 +275,7 @@ impl StoreConfig {
         }
         if let Some(bytes) = self.segment_bytes {
             let fits = self.nvme_capacity == 0 || bytes <= self.nvme_capacity / 2;
-            if bytes < MIN_SEGMENT_BYTES || bytes % PAGE_BYTES != 0 || !fits {
+            if bytes < MIN_SEGMENT_BYTES || !bytes.is_multiple_of(PAGE_BYTES) || !fits {
                 return Err(bad(
                     "segment_bytes",
                     format!(

@@ -133,7 +133,7 @@ pub fn key_from_opaque(ns: &NamespaceId, opaque: &[u8]) -> Result<BlockKey> {
 /// # Errors
 /// `InvalidArgument` where the bytes are not a multiple of the width, or the width is out of range.
 pub fn keys_from_opaque(ns: &NamespaceId, packed: &[u8], width: usize) -> Result<Vec<BlockKey>> {
-    if width == 0 || packed.len() % width != 0 {
+    if width == 0 || !packed.len().is_multiple_of(width) {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
             "keys_from_opaque",

@@ -28,7 +28,7 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const fn round_up_to_page(bytes: u64) -> u64 {
     match bytes.checked_add(PAGE_BYTES - 1) {
         Some(sum) => sum & !(PAGE_BYTES - 1),
-        None => u64::MAX & !(PAGE_BYTES - 1),
+        None => !(PAGE_BYTES - 1),
     }
 }
 
