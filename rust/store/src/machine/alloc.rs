@@ -99,6 +99,7 @@ pub(crate) struct SlotAllocator {
     partial: BTreeMap<u64, BTreeSet<u32>>,
     unassigned: BTreeSet<u32>,
     used_bytes: u64,
+    claimed: BTreeSet<SlotId>,
 }
 
 impl SlotAllocator {
@@ -115,7 +116,7 @@ impl SlotAllocator {
             })
             .collect();
         let unassigned = (0..geometry.segments).collect();
-        Self { geometry, prepare, segments, partial: BTreeMap::new(), unassigned, used_bytes: 0 }
+        Self { geometry, prepare, segments, partial: BTreeMap::new(), unassigned, used_bytes: 0, claimed: BTreeSet::new() }
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -229,6 +230,14 @@ impl SlotAllocator {
         self.partial.entry(segment.slot_bytes).or_default().insert(slot.segment);
     }
 
+    /// Whether any segment is cut into slots of this class.
+    pub(crate) fn owns_segments(&self, slot_bytes: u64) -> bool {
+        let owns = |s: &Segment| {
+            s.slot_bytes == slot_bytes && matches!(s.state, State::Ready | State::Preparing)
+        };
+        self.segments.iter().any(owns)
+    }
+
     /// Where a slot begins in its segment.
     pub(crate) fn offset(&self, slot: SlotId) -> u64 {
         let segment = &self.segments[slot.segment as usize];
@@ -251,14 +260,8 @@ impl SlotAllocator {
         (segment.slots, segment.data_offset)
     }
 
-    /// Restores a segment found on disk, with these slots used. Returns whether its geometry is ours.
-    pub(crate) fn restore(
-        &mut self,
-        number: u32,
-        slot_bytes: u64,
-        class_epoch: u32,
-        used: &BTreeSet<u32>,
-    ) -> bool {
+    /// Restores a segment found on disk, all its slots free. Returns whether its geometry is ours.
+    pub(crate) fn restore(&mut self, number: u32, slot_bytes: u64, class_epoch: u32) -> bool {
         let (slots, data_offset) = self.geometry.cut(slot_bytes);
         if slots == 0 || !self.unassigned.remove(&number) {
             return false;
@@ -269,12 +272,31 @@ impl SlotAllocator {
         segment.data_offset = data_offset;
         segment.class_epoch = class_epoch;
         segment.slots = slots;
-        segment.free = (0..slots).rev().filter(|i| !used.contains(i)).collect();
-        self.used_bytes += u64::from(segment.used()) * slot_bytes;
-        if !segment.free.is_empty() {
-            self.partial.entry(slot_bytes).or_default().insert(number);
-        }
+        segment.free = (0..slots).rev().collect();
+        self.partial.entry(slot_bytes).or_default().insert(number);
         true
+    }
+
+    /// Marks a slot of a restored segment as used; [`SlotAllocator::rebuild_free`] ends a run of these.
+    pub(crate) fn claim_slot(&mut self, slot: SlotId) {
+        self.claimed.insert(slot);
+    }
+
+    /// Takes every claimed slot off the free lists.
+    pub(crate) fn rebuild_free(&mut self) {
+        let claimed = std::mem::take(&mut self.claimed);
+        for (number, segment) in self.segments.iter_mut().enumerate() {
+            let number = u32::try_from(number).expect("segment numbers are u32");
+            let before = segment.free.len();
+            segment.free.retain(|index| !claimed.contains(&SlotId { segment: number, index: *index }));
+            let taken = (before - segment.free.len()) as u64;
+            self.used_bytes += taken * segment.slot_bytes;
+            if segment.free.is_empty()
+                && let Some(set) = self.partial.get_mut(&segment.slot_bytes)
+            {
+                set.remove(&number);
+            }
+        }
     }
 
     /// Remembers the epoch of a segment file whose slots are not restored.
