@@ -81,7 +81,8 @@ pub trait Disk: Send + Sync + 'static {
     /// Writes `buf` at `offset`; durable after [`Disk::sync`].
     ///
     /// # Errors
-    /// As `read_at`; any part of `buf` may have been written.
+    /// As `read_at`, also beyond the end: data files do not grow. Any part of `buf` may have been
+    /// written.
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()>;
 
     /// Makes the completed writes of a file durable.

@@ -255,7 +255,6 @@ impl Disk for MemDisk {
         Ok(())
     }
 
-    /// Data files are of fixed length here: a write beyond the end fails.
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()> {
         check_range(self.alignment, offset, buf.len())?;
         self.check(|| DiskOp::WriteAt { file, offset, len: buf.len() })?;

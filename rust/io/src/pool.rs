@@ -33,7 +33,7 @@ impl WorkerPool {
     /// A job that panics is logged and ends alone.
     pub fn run(&self, job: Job) {
         if let Err(jobs) = self.workers.submit(std::iter::once(job)) {
-            jobs.for_each(|job| contained(job));
+            jobs.for_each(contained);
         }
     }
 

@@ -47,6 +47,7 @@ struct Files {
 struct OpenFile {
     name: String,
     file: File,
+    bytes: u64,
 }
 
 impl PosixDisk {
@@ -138,11 +139,11 @@ impl PosixDisk {
         self.dir.sync_all()
     }
 
-    fn register(&self, name: &str, file: File) -> FileId {
+    fn register(&self, name: &str, file: File, bytes: u64) -> FileId {
         let mut files = self.files.write();
         let id = files.next;
         files.next = id.checked_add(1).expect("a store opens fewer than 2^32 files");
-        files.open.insert(id, Arc::new(OpenFile { name: name.to_owned(), file }));
+        files.open.insert(id, Arc::new(OpenFile { name: name.to_owned(), file, bytes }));
         FileId(id)
     }
 
@@ -229,7 +230,7 @@ impl Disk for PosixDisk {
             }
             return Err(failed(err));
         }
-        Ok(self.register(name, file))
+        Ok(self.register(name, file, bytes))
     }
 
     fn open(&self, name: &str) -> Result<(FileId, u64)> {
@@ -240,14 +241,14 @@ impl Disk for PosixDisk {
         let known = {
             let files = self.files.read();
             let found = files.open.iter().find(|(_, open)| open.name == name);
-            found.map(|(&id, open)| (FileId(id), Arc::clone(open)))
+            found.map(|(&id, open)| (FileId(id), open.bytes))
         };
-        if let Some((id, open)) = known {
-            return Ok((id, open.file.metadata().map_err(failed)?.len()));
+        if let Some(known) = known {
+            return Ok(known);
         }
         let file = self.open_existing(name, self.data_flags()).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
-        Ok((self.register(name, file), bytes))
+        Ok((self.register(name, file, bytes), bytes))
     }
 
     fn read_at(&self, file: FileId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -272,6 +273,10 @@ impl Disk for PosixDisk {
         let unit = self.access.alignment;
         check_range(unit, offset, buf.len())?;
         let open = self.file(file)?;
+        // A data file has its full size from the start: growing would allocate behind the quota.
+        if offset.checked_add(buf.len() as u64).is_none_or(|end| end > open.bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         if !self.needs_bounce(buf.as_ptr()) {
             return write_whole(&open.file, unit, offset, buf);
         }
