@@ -34,7 +34,7 @@ impl Filling {
     }
 
     pub(crate) fn push(&mut self, slot: SlotMut, id: SlotId, len: u64) {
-        debug_assert!(len <= slot.len());
+        debug_assert!(len <= slot.len() as u64);
         self.slots.push(slot);
         self.ids.push(id);
         self.lens.push(len);
@@ -113,14 +113,6 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
-    pub(crate) fn crcs(&self) -> &[u32] {
-        &self.crcs
-    }
-
-    pub(crate) fn into_resident(mut self, generation: u64, info: BlockInfo) -> Resident {
-        let slots = self.filling.take_slots().into_iter().map(SlotMut::freeze).collect();
-        Resident {
-            slots,
             ids: std::mem::take(&mut self.filling.ids),
             lens: std::mem::take(&mut self.filling.lens),
             crcs: std::mem::take(&mut self.crcs),
@@ -168,14 +160,6 @@ impl Resident {
     /// What was told of the block when it was stored.
     pub fn info(&self) -> BlockInfo {
         self.info
-    }
-
-    pub(crate) fn crcs(&self) -> &[u32] {
-        &self.crcs
-    }
-
-    pub(crate) fn ids(&self) -> &[SlotId] {
-        &self.ids
     }
 
     /// Copies the block out and says whether every slab still has its checksum.

@@ -115,7 +115,7 @@ impl Machine {
     }
 
     /// Books a block out of memory, after its copy left the index.
-    fn leave_memory(&mut self, id: BlockId) {
+    pub(super) fn leave_memory(&mut self, id: BlockId) {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = false;
         self.policy.removed(Tier::Dram, id);

@@ -1,6 +1,5 @@
 //! What goes into the state machine and what comes out of it.
 
-use crate::machine::SlotId;
 use crate::resident::{Filled, Filling, Resident};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
