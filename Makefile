@@ -28,6 +28,11 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # A second torch thread makes a shared two-core machine slower, not faster.
 TEST_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+# maturin builds pyo3 with these set; a cargo call without them would build pyo3 again, and so would
+# maturin after it.
+PYO3_ENV = PYO3_BUILD_EXTENSION_MODULE=1 PYO3_CONFIG_FILE="$$(ls -t \
+	"$$(realpath "$${CARGO_TARGET_DIR:-target}")"/maturin/pyo3-config-*.txt | head -1)"
+
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 	$(shell find rust -name '*.rs' -o -name Cargo.toml)
@@ -50,13 +55,17 @@ test: $(CORE) $(DEMO) ## Run all tests: Rust, documentation examples, Python.
 	@$(call timed,rust tests,$(MAKE) --no-print-directory test-rust)
 	@$(call timed,python tests,$(MAKE) --no-print-directory test-python)
 
-# cargo-nextest runs no documentation examples; cargo test runs both.
-test-rust: $(BASE) ## Run the Rust tests and documentation examples.
+# cargo-nextest runs no documentation examples; cargo test runs both. The whole workspace, so that
+# features resolve as in the build of the core and dependencies are shared with it.
+test-rust: $(CORE) ## Run the Rust tests and documentation examples.
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		$(call timed,cargo nextest,cargo nextest run --locked --no-tests=warn $(CARGO_ARGS)); \
-		$(call timed,cargo doc tests,cargo test --locked --doc --quiet); \
+		$(call timed,cargo nextest,$(PYO3_ENV) \
+			cargo nextest run --locked --workspace --no-tests=warn $(CARGO_ARGS)); \
+		$(call timed,cargo doc tests,$(PYO3_ENV) \
+			cargo test --locked --workspace --doc --quiet); \
 	else \
-		$(call timed,cargo test,cargo test --locked $(CARGO_ARGS)); \
+		$(call timed,cargo test,$(PYO3_ENV) \
+			cargo test --locked --workspace $(CARGO_ARGS)); \
 	fi
 
 test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' chooses.
@@ -67,7 +76,8 @@ test-model: $(CORE) ## Drive the store's model test for STEPS steps an example.
 
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)
-	@$(call timed,clippy,cargo clippy --locked --workspace --all-targets -- -D warnings)
+	@$(call timed,clippy,$(PYO3_ENV) \
+		cargo clippy --locked --workspace --all-targets -- -D warnings)
 	@$(call timed,ruff,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/python -m mypy)
 	@$(call timed,stubtest,$(BIN)/python -m mypy.stubtest \
@@ -85,7 +95,8 @@ docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
 
 # The lock files follow pyproject.toml; run this after a change of dependencies.
-LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header
 lock: $(BASE) ## Resolve the Python dependencies again into requirements/.
 	$(LOCK) pyproject.toml --group pyproject.toml:dev --group pyproject.toml:docs \
 		-o requirements/dev.txt

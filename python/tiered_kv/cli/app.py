@@ -54,8 +54,16 @@ app.command()(demo)
 
 
 def _run(args: list[str]) -> int:
-    code = app(args, prog_name="tiered-kv", standalone_mode=False)
+    try:
+        code = app(args, prog_name="tiered-kv", standalone_mode=False)
+    except SystemExit as stop:
+        # typer answers a closed pipe with status 1, which here means a check that failed.
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
     sys.stdout.flush()
+    if code == ExitCode.INTERRUPTED:  # typer has swallowed the KeyboardInterrupt
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else ExitCode.OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import tempfile
 from pathlib import Path
@@ -65,7 +66,7 @@ def demo(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 32,
 ) -> None:
     """Answer questions about a long document, with and without the store."""
-    options = {
+    options: dict[str, object] = {
         "model": model,
         "document": document,
         "store_dir": store_dir,
@@ -81,8 +82,7 @@ def demo(
 
 
 def _run(options: dict[str, object], json_path: Path | None) -> int:
-    from tiered_kv.demo import run_from_cli
-
+    run_from_cli = importlib.import_module("tiered_kv.demo").run_from_cli
     if json_path != _STDOUT:
         return int(run_from_cli(json=json_path, **options))
     with tempfile.TemporaryDirectory(prefix="tiered-kv-") as scratch:

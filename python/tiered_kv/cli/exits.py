@@ -82,9 +82,6 @@ def explain(error: Exception) -> tuple[ExitCode, str]:
         return store_error_code(error), str(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        if error.name == "tiered_kv._core":
-            remedy = "the compiled core is missing: run `make build`, or install a wheel"
-            return ExitCode.ENVIRONMENT, remedy
         if package in _EXTRAS:
             remedy = f"install it with `pip install 'tiered-kv[{_EXTRAS[package]}]'`"
             return ExitCode.ENVIRONMENT, f"this command needs the package {package}: {remedy}"
