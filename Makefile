@@ -37,7 +37,8 @@ UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 	$(shell find rust -name '*.rs' -o -name Cargo.toml)
 
-# Run $(2) and say how long stage $(1) took.
+# Run the one command $(2) and say how long stage $(1) took. Not `a && b`: `set -e` overlooks a
+# failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
 .PHONY: help build demo test test-rust test-python test-model lint bench docs lock clean FORCE
@@ -78,7 +79,8 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,cargo fmt,cargo fmt --all --check)
 	@$(call timed,clippy,$(PYO3_ENV) \
 		cargo clippy --locked --workspace --all-targets -- -D warnings)
-	@$(call timed,ruff,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+	@$(call timed,ruff check,$(BIN)/ruff check .)
+	@$(call timed,ruff format,$(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/python -m mypy)
 	@$(call timed,stubtest,$(BIN)/python -m mypy.stubtest \
 		--mypy-config-file pyproject.toml tiered_kv._core)
