@@ -56,7 +56,7 @@ impl Extent {
         }
     }
 
-    /// Asks for huge pages in the range, then fills the page tables of both mappings.
+    /// Asks for huge pages in the range, which must be populated.
     pub(crate) fn collapse(&self, offset: usize, len: usize) -> io::Result<()> {
         self.writable.collapse(offset, len)
     }
