@@ -14,7 +14,8 @@ pub(crate) fn child_path() -> Option<PathBuf> {
     std::env::var_os(CHILD).map(PathBuf::from)
 }
 
-/// A command that runs one test of this binary again, in a process where `child_path` answers `path`.
+/// A command that runs one test of this binary again, in a process where `child_path` answers
+/// `path`.
 pub(crate) fn child(test: &str, path: impl Into<PathBuf>) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test binary has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, path.into());
