@@ -1,8 +1,9 @@
 //! Arenas of shared memory, and the slots cut out of them.
 //!
-//! An extent is mapped twice. A [`SlotMut`] writes through the writable mapping; frozen into a [`Slot`]
-//! it is read through the read-only one, so that whoever is served cannot change what others get: a
-//! write through such an address traps. A page belongs to at most one slot, of either kind, at a time.
+//! An extent is mapped twice. A [`SlotMut`] writes through the writable mapping; frozen into a
+//! [`Slot`] it is read through the read-only one, so that whoever is served cannot change what
+//! others get: a write through such an address traps. A page belongs to at most one slot, of either
+//! kind, at a time.
 
 use std::fmt;
 use std::io;
@@ -70,8 +71,8 @@ impl Arena {
     /// Maps, populates and collapses the memory.
     ///
     /// # Errors
-    /// `Config` for a capacity or an extent that is no multiple of a page, `NoSpace` where the memory
-    /// cannot be had; both name `dram_capacity`.
+    /// `Config` for a capacity or an extent that is no multiple of a page, `NoSpace` where the
+    /// memory cannot be had; each names its field, the capacity as `dram_capacity`.
     pub fn new(cfg: ArenaConfig) -> Result<Arc<Self>> {
         check_config(&cfg)?;
         let mut extents = Vec::new();
@@ -123,8 +124,9 @@ impl Arena {
 
     /// Takes the pages at `offset` for writing. Their bytes are whatever was there before.
     ///
-    /// `None` where the range is empty, off the page grid, outside of the arena, across the end of an
-    /// extent, or where any page belongs to another slot (also while another thread tries to take it).
+    /// `None` where the range is empty, off the page grid, outside of the arena, across the end of
+    /// an extent, or where any page belongs to another slot (also while another thread tries to
+    /// take it).
     pub fn take(self: &Arc<Self>, offset: u64, len: u64) -> Option<SlotMut> {
         let on_grid = offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
         let end = offset.checked_add(len)?;
@@ -169,8 +171,8 @@ fn check_config(cfg: &ArenaConfig) -> Result<()> {
         Some(have) if cfg.populate && have < cfg.capacity_bytes => {
             let want = cfg.capacity_bytes;
             let context = format!(
-                "dram_capacity = {want} bytes but {have} are available: lower dram_capacity or free \
-                 memory"
+                "dram_capacity = {want} bytes but {have} are available: lower dram_capacity or \
+                 free memory"
             );
             Err(Error::new(ErrorKind::NoSpace, OP, context))
         }
@@ -290,8 +292,8 @@ impl SlotMut {
 
     /// The bytes as they are.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the range is mapped and initialised (a memfd starts as zeros); its pages belong to
-        // this slot alone, which is borrowed, so nobody writes them meanwhile.
+        // SAFETY: the range is mapped and initialised (a memfd starts as zeros); its pages belong
+        // to this slot alone, which is borrowed, so nobody writes them meanwhile.
         unsafe { std::slice::from_raw_parts(self.pages.writable(), self.pages.len) }
     }
 

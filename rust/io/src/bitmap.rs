@@ -19,7 +19,8 @@ impl PageBitmap {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes all pages of the range, or none. May refuse a range that another thread is just trying.
+    /// Takes all pages of the range, or none. May refuse a range that another thread is just
+    /// trying.
     pub(crate) fn try_take(&self, first: u64, count: u64) -> bool {
         if count == 0 || first.checked_add(count).is_none_or(|end| end > self.pages) {
             return false;

@@ -71,8 +71,8 @@ impl fmt::Debug for AlignedBuf {
 
 /// Bytes that a write owns until it ends.
 ///
-/// The slice stays valid and unchanged for as long as the value is borrowed, which the borrow checker
-/// ensures; so an engine that holds the value may hand the address to the kernel.
+/// The slice stays valid and unchanged for as long as the value is borrowed, which the borrow
+/// checker ensures; so an engine that holds the value may hand the address to the kernel.
 pub trait ReadBuf: Send + Sync + 'static {
     /// The bytes to write.
     fn as_slice(&self) -> &[u8];

@@ -19,8 +19,8 @@ pub struct Alignment {
 
 /// Blocking primitives on the files of one store directory.
 ///
-/// Names are plain: 1 to 200 bytes, no `/`, no NUL, no leading dot. Small files are read and replaced
-/// whole; data files are created at their full size and then read and written in place.
+/// Names are plain: 1 to 200 bytes, no `/`, no NUL, no leading dot. Small files are read and
+/// replaced whole; data files are created at their full size and then read and written in place.
 pub trait Disk: Send + Sync + 'static {
     /// A short name of the implementation.
     fn name(&self) -> &'static str;
@@ -52,8 +52,8 @@ pub trait Disk: Send + Sync + 'static {
     /// `NoSpace`, or the operating system's; the old file is then still there.
     fn write_file(&self, name: &str, bytes: &[u8]) -> Result<()>;
 
-    /// Deletes a file, durably. Operations on it under way end as if it were still there; later ones
-    /// fail.
+    /// Deletes a file, durably. Operations on it under way end as if it were still there; later
+    /// ones fail.
     ///
     /// # Errors
     /// `NotFound`, or the operating system's.

@@ -80,8 +80,8 @@ pub struct IoDone {
     pub result: io::Result<()>,
 }
 
-/// Called once for each request, on one of the engine's threads and with no lock of the engine held.
-/// Only a request submitted after `close` is answered on the thread that submits it.
+/// Called once for each request, on one of the engine's threads and with no lock of the engine
+/// held. Only a request submitted after `close` is answered on the thread that submits it.
 pub type OnDone = Arc<dyn Fn(IoDone) + Send + Sync>;
 
 /// Performs operations in the background.
@@ -95,8 +95,8 @@ pub trait IoEngine: Send + Sync + 'static {
     /// Operations taken whose completion has not yet been handled.
     fn in_flight(&self) -> usize;
 
-    /// Waits until everything submitted has completed, then ends the engine's threads. Called from a
-    /// completion it cannot wait: the rest then completes by itself.
+    /// Waits until everything submitted has completed, then ends the engine's threads. Called from
+    /// a completion it cannot wait: the rest then completes by itself.
     fn close(&self);
 }
 

@@ -1,8 +1,8 @@
 //! Memory arenas, checked copies, directories and I/O backends.
 //!
-//! This crate holds the unsafe code that memory mappings and streaming copies need, behind an API that
-//! is safe to use: the store above it forbids unsafe code. Clock, randomness, threads and files are
-//! traits, so that a simulation can supply its own.
+//! This crate holds the unsafe code that memory mappings and streaming copies need, behind an API
+//! that is safe to use: the store above it forbids unsafe code. Clock, randomness, threads and
+//! files are traits, so that a simulation can supply its own.
 
 mod arena;
 mod bitmap;

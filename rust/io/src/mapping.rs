@@ -10,7 +10,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// The size of a huge page, to which mappings are aligned so that they can have some.
 pub(crate) const HUGE_BYTES: usize = 2 << 20;
 
-/// A sealed memfd and its two mappings. Hands out addresses; who may use them is the arena's affair.
+/// A sealed memfd and its two mappings. Hands out addresses; who may use them is the arena's
+/// affair.
 pub(crate) struct Extent {
     memfd: OwnedFd,
     writable: Mapping,
@@ -56,12 +57,13 @@ impl Extent {
         }
     }
 
-    /// Asks for huge pages in the range, then fills the page tables of both mappings.
+    /// Asks for huge pages in the range, which must be populated.
     pub(crate) fn collapse(&self, offset: usize, len: usize) -> io::Result<()> {
         self.writable.collapse(offset, len)
     }
 
-    /// Fills the read-only mapping's page table, so that the first read does not fault. Best effort.
+    /// Fills the read-only mapping's page table, so that the first read does not fault. Best
+    /// effort.
     pub(crate) fn map_readable(&self, offset: usize, len: usize) {
         if let Err(err) = self.readable.advise(offset, len, Advice::LinuxPopulateRead) {
             tracing::debug!(%err, "the read-only mapping is filled on first use");

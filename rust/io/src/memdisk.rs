@@ -81,8 +81,8 @@ impl MemDisk {
         self.state.lock().unsynced.len()
     }
 
-    /// What the device holds after a power cut now: all that was synced and, of the unsynced writes in
-    /// their order, those for whose number `keep` says yes. No file of the new disk is open.
+    /// What the device holds after a power cut now: all that was synced and, of the unsynced writes
+    /// in their order, those for whose number `keep` says yes. No file of the new disk is open.
     pub fn crash(&self, mut keep: impl FnMut(usize) -> bool) -> Self {
         self.crash_torn(|write, _| keep(write))
     }

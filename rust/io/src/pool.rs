@@ -37,8 +37,8 @@ impl WorkerPool {
         }
     }
 
-    /// Waits until all queued jobs have run and the threads have ended. Called from one of the pool's
-    /// own jobs it cannot wait: the threads then end by themselves.
+    /// Waits until all queued jobs have run and the threads have ended. Called from one of the
+    /// pool's own jobs it cannot wait: the threads then end by themselves.
     pub fn close(&self) {
         self.workers.start_closing();
         if !self.workers.owns_this_thread() {
@@ -95,8 +95,8 @@ impl<T: Send + 'static> Workers<T> {
             let (alive, handler) = (Alive::new(&workers.shared), Arc::clone(&handler));
             let body = Box::new(move || {
                 work_until_closed(&alive.shared, &*handler);
-                // The handler may hold the last reference to this pool's owner, which then closes it:
-                // while this thread still counts as alive.
+                // The handler may hold the last reference to this pool's owner, which then closes
+                // it: while this thread still counts as alive.
                 drop(handler);
                 drop(alive);
             });
