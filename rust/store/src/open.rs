@@ -163,8 +163,9 @@ fn start(
 }
 
 fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> {
-    let disk = (seams.open_disk)(dir)?;
+    // The lock first: opening the files clears what a crash left half written.
     let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
+    let disk = (seams.open_disk)(dir)?;
     let stride = u32::try_from(RECORD_BYTES).expect("512").max(disk.alignment().offset);
     let found = disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64)?;
     let mismatch = match found.as_deref().map(Superblock::decode) {
