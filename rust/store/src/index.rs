@@ -14,11 +14,11 @@ use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// A key and the namespace it lives in; compared whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FullKey {
+pub(crate) struct FullKey {
     /// Number of the namespace in this store.
-    pub ns: u32,
+    pub(crate) ns: u32,
     /// The key.
-    pub key: BlockKey,
+    pub(crate) key: BlockKey,
 }
 
 impl Hash for FullKey {

@@ -113,6 +113,14 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
+    pub(crate) fn crcs(&self) -> &[u32] {
+        &self.crcs
+    }
+
+    pub(crate) fn into_resident(mut self, generation: u64, info: BlockInfo) -> Resident {
+        let slots = self.filling.take_slots().into_iter().map(SlotMut::freeze).collect();
+        Resident {
+            slots,
             ids: std::mem::take(&mut self.filling.ids),
             lens: std::mem::take(&mut self.filling.lens),
             crcs: std::mem::take(&mut self.crcs),

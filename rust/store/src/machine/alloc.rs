@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a slab lives: a slot of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId {
+pub(crate) struct SlotId {
     /// Number of the segment.
-    pub segment: u32,
+    pub(crate) segment: u32,
     /// Number of the slot in it.
-    pub index: u32,
+    pub(crate) index: u32,
 }
 
 /// Answer to a request for a slot.

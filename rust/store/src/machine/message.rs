@@ -25,13 +25,13 @@ pub(crate) struct Now {
 
 /// One block of a put.
 #[derive(Clone, Copy, Debug)]
-pub struct PutItem {
+pub(crate) struct PutItem {
     /// Its key.
-    pub key: BlockKey,
+    pub(crate) key: BlockKey,
     /// The key of the block before it in its chain.
-    pub parent: Option<BlockKey>,
+    pub(crate) parent: Option<BlockKey>,
     /// What is known of it.
-    pub info: BlockInfo,
+    pub(crate) info: BlockInfo,
 }
 
 /// What became of one block of a put.

@@ -15,11 +15,10 @@ mod put;
 mod recover;
 mod table;
 
-pub use alloc::SlotId;
-pub(crate) use alloc::{Geometry, SlotAllocator};
+pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
 pub(crate) use message::*;
-pub use message::{FlushReport, OpId, PutItem, PutStatus};
+pub use message::{FlushReport, OpId, PutStatus};
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
