@@ -121,11 +121,7 @@ impl Core {
     }
 
     /// Begins a call.
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        call: Call,
-        event: impl FnOnce(OpId) -> Event,
-    ) -> OpId {
+    pub(crate) fn submit(self: &Arc<Self>, call: Call, event: impl FnOnce(OpId) -> Event) -> OpId {
         let mut state = self.state.lock();
         let op = OpId(state.next_op);
         state.next_op += 1;

@@ -28,6 +28,8 @@ mod request;
 mod reserve;
 mod resident;
 mod seams;
+#[cfg(test)]
+mod sim;
 mod stats;
 mod store;
 

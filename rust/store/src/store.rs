@@ -168,7 +168,12 @@ impl Store {
     ///
     /// # Errors
     /// `Closed`.
-    pub fn get(&self, ns: &Namespace, keys: &[BlockKey], options: &GetOptions) -> Result<Op<Leases>> {
+    pub fn get(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Result<Op<Leases>> {
         let (op, done) = Op::new();
         self.get_with(ns, keys, options, done)?;
         Ok(op)
@@ -199,9 +204,9 @@ impl Store {
             let mut leases = Leases { items: Vec::new(), sources: Vec::new() };
             for item in found {
                 leases.sources.push(item.source);
-                let lease = item.result.and_then(|resident| {
-                    budget.lease(resident).ok_or(MissReason::LeaseCap)
-                });
+                let lease = item
+                    .result
+                    .and_then(|resident| budget.lease(resident).ok_or(MissReason::LeaseCap));
                 if let (Err(MissReason::LeaseCap), Some(core)) = (&lease, core.upgrade()) {
                     FastCounters::add(&core.fast.lease_cap, 1);
                 }
@@ -227,12 +232,15 @@ impl Store {
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
-    fn get_resident(&self, ns: &Namespace, keys: &[BlockKey], options: &GetOptions) -> Option<Leases> {
+    fn get_resident(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Option<Leases> {
         let fast = &self.core.fast;
-        let mut leases = Leases {
-            items: Vec::with_capacity(keys.len()),
-            sources: vec![Tier::Dram; keys.len()],
-        };
+        let mut leases =
+            Leases { items: Vec::with_capacity(keys.len()), sources: vec![Tier::Dram; keys.len()] };
         let (mut hits, mut bytes, mut absent, mut capped) = (0, 0, 0, 0);
         for key in keys {
             leases.items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
@@ -367,9 +375,12 @@ impl Store {
     ) -> Result<Vec<PutItem>> {
         let parent = options.parent.map(|key| (key, self.core.index.residency(&ns.full(key))));
         // A parent that is stored tells its depth; one that is not is at least a root.
-        let below = parent.map(|(_, (state, info))| {
-            if state == Residency::Absent { 1 } else { info.depth.saturating_add(1) }
-        });
+        let below =
+            parent.map(
+                |(_, (state, info))| {
+                    if state == Residency::Absent { 1 } else { info.depth.saturating_add(1) }
+                },
+            );
         ns.put_items(keys, options, options.depth.max(below.unwrap_or(0)))
     }
 

@@ -282,12 +282,7 @@ impl Machine {
     }
 
     /// Ends a call early: by deadline, cancellation or close.
-    fn end_op(
-        &mut self,
-        op: OpId,
-        reason: tiered_kv_types::MissReason,
-        out: &mut Vec<Command>,
-    ) {
+    fn end_op(&mut self, op: OpId, reason: tiered_kv_types::MissReason, out: &mut Vec<Command>) {
         match self.ops.get_mut(&op) {
             Some(Op::Put(_)) => self.end_put(op, out),
             Some(Op::Get(_)) => self.end_get(op, reason, out),

@@ -153,13 +153,7 @@ impl Machine {
         self.complete(op, 0, Outcome::Put(statuses), out);
     }
 
-    pub(super) fn reserve(
-        &mut self,
-        op: OpId,
-        ns: u32,
-        items: &[PutItem],
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn reserve(&mut self, op: OpId, ns: u32, items: &[PutItem], out: &mut Vec<Command>) {
         let slots = items.iter().map(|item| self.admit(ns, item)).collect();
         self.complete(op, 0, Outcome::Reserved(slots), out);
     }

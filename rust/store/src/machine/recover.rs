@@ -153,5 +153,7 @@ fn is_complete(records: &[(SlotId, RecordHeader)]) -> bool {
         }
         seen |= bit;
     }
-    records.first().is_some_and(|(_, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
+    records
+        .first()
+        .is_some_and(|(_, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
 }
