@@ -1,4 +1,5 @@
-//! Faults are misses: corruption, failing and stalling devices, deadlines, cancellation, full tiers.
+//! Faults are misses: corruption, failing and stalling devices, deadlines, cancellation, full
+//! tiers.
 
 mod support;
 
@@ -117,7 +118,8 @@ fn case_6_any_damage_to_a_segment_file_is_never_served() {
             bytes.swap(4096 + i, 4096 + 512 + i);
         }
     };
-    let cases: [(&str, &dyn Fn(&mut Vec<u8>)); 7] = [
+    type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let cases: [(&str, Damage<'_>); 7] = [
         ("zeroed", &|bytes| bytes.fill(0)),
         ("half zeroed", &zero_half),
         ("ones", &|bytes| bytes.fill(0xff)),

@@ -1,5 +1,5 @@
 //! What the store's tests share: small stores, disks that stall or count, blocks with known bytes.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use parking_lot::{Condvar, Mutex};
 use std::io;

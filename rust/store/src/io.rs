@@ -272,7 +272,8 @@ impl IoBridge {
             Task::Load { block, filling, slots, crcs } => {
                 let result = match fault {
                     Some(_) => {
-                        // The pages first, then their numbers: a number given back is taken at once.
+                        // The pages first, then their numbers: a number given back is taken at
+                        // once.
                         drop(slots);
                         drop(filling);
                         Err(LoadFault::Io)

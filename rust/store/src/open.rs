@@ -194,8 +194,8 @@ fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> 
         ErrorKind::FormatMismatch,
         "open",
         format!(
-            "`nvme_paths`: {} {mismatch}; set on_format_mismatch = \"reset\" to drop what is in it, \
-             or name another directory",
+            "`nvme_paths`: {} {mismatch}; set on_format_mismatch = \"reset\" to drop what \
+             is in it, or name another directory",
             dir.display()
         ),
     ))
@@ -210,8 +210,8 @@ fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
             ErrorKind::FormatMismatch,
             "open",
             format!(
-                "`nvme_paths`: {} is not a store and holds other files ({name}); name an empty or a \
-                 new directory",
+                "`nvme_paths`: {} is not a store and holds other files ({name}); name an empty \
+                 or a new directory",
                 dir.display()
             ),
         )),

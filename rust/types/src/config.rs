@@ -1,8 +1,8 @@
 //! The one configuration schema, for Rust, Python, TOML and the environment.
 //!
 //! Python passes its fields as TOML text, so that a field, its default and its check exist once.
-//! Sizes are integers of bytes or text such as `"512MiB"`; an environment variable is `TIERED_KV_` and
-//! the field's name in capitals, and wins over the file.
+//! Sizes are integers of bytes or text such as `"512MiB"`; an environment variable is `TIERED_KV_`
+//! and the field's name in capitals, and wins over the file.
 
 use crate::PAGE_BYTES;
 use crate::error::{Error, ErrorKind, Result};

@@ -1,8 +1,8 @@
 //! Slots: segments of equal length, each cut into slots of one size class and recycled in place.
 //!
-//! Pure bookkeeping, the same for memory and for a drive. A segment without used slots may change its
-//! class; on a drive it must then be *prepared* (its header table rewritten) before a slot of it is
-//! handed out, which the caller does and reports.
+//! Pure bookkeeping, the same for memory and for a drive. A segment without used slots may change
+//! its class; on a drive it must then be *prepared* (its header table rewritten) before a slot of
+//! it is handed out, which the caller does and reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -285,7 +285,8 @@ impl SlotAllocator {
         true
     }
 
-    /// Marks a slot of a restored segment as used; [`SlotAllocator::rebuild_free`] ends a run of these.
+    /// Marks a slot of a restored segment as used; [`SlotAllocator::rebuild_free`] ends a run of
+    /// these.
     pub(crate) fn claim_slot(&mut self, slot: SlotId) {
         self.claimed.insert(slot);
     }

@@ -1,8 +1,8 @@
 //! The state machine on a simulated disk, clock and scheduler: one seed is one run.
 //!
-//! The world performs the machine's commands one at a time in an order that the seed chooses, fails some
-//! of them, moves the clock, and cuts the power with a random part of the unsynced writes lost. An
-//! oracle knows every payload that may be returned for a key.
+//! The world performs the machine's commands one at a time in an order that the seed chooses, fails
+//! some of them, moves the clock, and cuts the power with a random part of the unsynced writes
+//! lost. An oracle knows every payload that may be returned for a key.
 
 mod oracle;
 mod world;

@@ -45,14 +45,16 @@ impl Oracle {
         current.map(|(key, _)| *key).collect()
     }
 
-    /// A flush called at `asked` reported all of these durable; one stored again since is not meant.
+    /// A flush called at `asked` reported all of these durable; one stored again since is not
+    /// meant.
     pub(super) fn durable(&mut self, keys: Vec<BlockKey>, asked: u64) {
         let unchanged = |key: &BlockKey| self.keys.get(key).is_some_and(|k| k.at <= asked);
         let keys: Vec<BlockKey> = keys.into_iter().filter(unchanged).collect();
         self.durable.extend(keys);
     }
 
-    /// A payload was returned: it must be one that was stored, and the current one if that is known.
+    /// A payload was returned: it must be one that was stored, and the current one if that is
+    /// known.
     pub(super) fn returned(&mut self, key: BlockKey, version: u64, asked: u64) {
         let known = self.keys.get_mut(&key).expect("only stored keys return bytes");
         assert!(known.stored.contains(&version), "{key:?}: a payload that was never stored");

@@ -346,7 +346,7 @@ impl World {
         self.leases.clear();
         self.pending.clear();
         self.calls.clear();
-        self.disk = self.disk.crash(|_| coin.next_u64() % 2 == 0);
+        self.disk = self.disk.crash(|_| coin.next_u64().is_multiple_of(2));
         let (machine, index) = boot(&self.disk, &self.layouts);
         self.machine = machine;
         self.index = index;
