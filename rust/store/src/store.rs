@@ -6,20 +6,17 @@ use crate::call::{
 };
 use crate::driver::Core;
 use crate::index::Residency;
-use crate::log::LogEntry;
-use crate::machine::{Audit, Event, FlushReport, OpId, Outcome, PutItem};
+use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
 use crate::open::{Drive, OpenTimes, Opened};
 use crate::request::{Request, RequestContext};
-use crate::resident::Lease;
 use crate::seams::Seams;
-use crate::stats::{FastCounters, Stats};
+use crate::stats::FastCounters;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tiered_kv_io::{Arena, Nanos};
 use tiered_kv_types::{
-    BlockInfo, BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
+    BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
 };
 
 /// A store of KV blocks over memory and NVMe.
@@ -38,8 +35,8 @@ impl Store {
     /// Opens a store, finding again what a directory holds.
     ///
     /// # Errors
-    /// `Config`, `NotFound`, `Permission`, `InUse`, `FormatMismatch`, `NoSpace`: each names the field
-    /// and the remedy.
+    /// `Config`, `NotFound`, `Permission`, `InUse`, `FormatMismatch`, `NoSpace`: each names
+    /// the field and the remedy.
     pub fn open(config: &StoreConfig) -> Result<Arc<Self>> {
         Self::open_with(config, &Seams::default())
     }

@@ -10,7 +10,7 @@ use tiered_kv_types::{MissReason, RecordHeader, Tier};
 
 impl Machine {
     /// Moves the oldest group on: groups commit in order, so that parents are durable first.
-    fn advance_groups(&mut self, out: &mut Vec<Command>) {
+    pub(super) fn advance_groups(&mut self, out: &mut Vec<Command>) {
         let Some(drive) = &mut self.drive else { return };
         let Some(group) = drive.groups.front_mut() else { return };
         if group.phase != Phase::Payloads || group.writes_left > 0 {

@@ -2,13 +2,13 @@
 
 use super::alloc::Alloc;
 use super::table::OnDrive;
-use super::{BlockId, Command, DriveParts, HeaderWrite, Machine, SlotAllocator, SlotId};
+use super::{BlockId, Command, DriveParts, Machine, SlotAllocator, SlotId};
 use crate::log::LogKind;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, VecDeque};
 use tiered_kv_io::{FileId, Nanos};
-use tiered_kv_types::record::{RECORD_BYTES, SEGMENT_HEADER_BYTES};
-use tiered_kv_types::{MissReason, RecordHeader, SegmentHeader, Tier, round_up_to_page};
+use tiered_kv_types::record::SEGMENT_HEADER_BYTES;
+use tiered_kv_types::{SegmentHeader, Tier, round_up_to_page};
 
 /// Most blocks and bytes of one group.
 const GROUP_BLOCKS: usize = 1024;
@@ -88,7 +88,7 @@ impl Drive {
         }
     }
 
-    fn group_mut(&mut self, id: u64) -> Option<&mut Group> {
+    pub(super) fn group_mut(&mut self, id: u64) -> Option<&mut Group> {
         self.groups.iter_mut().find(|g| g.id == id)
     }
 }
