@@ -3,6 +3,7 @@
 //! Nothing here does I/O, reads a clock or draws a random number.
 #![forbid(unsafe_code)]
 
+mod codec;
 pub mod config;
 pub mod error;
 pub mod key;
@@ -10,6 +11,7 @@ pub mod layout;
 pub mod namespace;
 pub mod record;
 pub mod tier;
+pub mod tombstone;
 
 pub use config::{OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
@@ -18,6 +20,7 @@ pub use layout::{KvLayout, MAX_SLABS};
 pub use namespace::{NamespaceId, NamespaceSpec};
 pub use record::{FORMAT_VERSION, RecordHeader, SegmentHeader, Superblock};
 pub use tier::{BlockInfo, BlockType, ComputedBy, MissReason, Tier};
+pub use tombstone::{Buried, Tombstone};
 
 /// The unit of every size on memory and disk: 4 KiB, nothing else.
 pub const PAGE_BYTES: u64 = 4096;
