@@ -10,12 +10,9 @@ from tiered_kv import _core
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
-else:
-    Buffer = Any
+    from typing_extensions import Buffer
 
-Buffers = Any
-"""One C-contiguous buffer of all blocks, or a sequence of buffers, one a block."""
+    Buffers = Buffer | Sequence[Buffer]
 
 
 class StoreBase:
@@ -166,7 +163,7 @@ class StoreBase:
         return self._core.health()
 
     def audit(self) -> dict[str, Any]:
-        """Recounts everything; `faults` lists what does not fit together, empty when all is well."""
+        """Recounts everything; `faults` lists what does not fit together, none when all is well."""
         return self._core.audit()
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
-"""The bridge between the core's completions and asyncio: one queue an event loop, one wake a batch."""
+"""Completions of the core in asyncio: one queue an event loop, one wake a batch."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
 from tiered_kv import _core
+
+Result = TypeVar("Result")
 
 
 class Completions:
@@ -22,8 +24,9 @@ class Completions:
         self._new_future = loop.create_future
         loop.add_reader(self.queue.fileno(), self._drain)
 
-    def future(self, call: _core.Call) -> asyncio.Future[Any]:
-        """A future of the call's result."""
+    def future(self, call: _core.Call, kind: type[Result]) -> asyncio.Future[Result]:
+        """A future of the call's result, which is of type `kind`."""
+        del kind
         future = self._futures[call.token] = self._new_future()
         return future
 
@@ -54,7 +57,7 @@ def completions() -> Completions:
     return found
 
 
-async def result_of(call: _core.Call, future: asyncio.Future[Any]) -> Any:
+async def result_of(call: _core.Call, future: asyncio.Future[Result]) -> Result:
     """Waits for a call that touches no memory of the caller: cancelling it returns at once."""
     try:
         return await future
@@ -63,7 +66,7 @@ async def result_of(call: _core.Call, future: asyncio.Future[Any]) -> Any:
         raise
 
 
-async def settled(call: _core.Call, future: asyncio.Future[Any]) -> Any:
+async def settled(call: _core.Call, future: asyncio.Future[Result]) -> Result:
     """Waits for a call on the caller's memory.
 
     Cancelled, it ends the call and still waits until the core no longer touches that memory, since

@@ -3,14 +3,14 @@
 Wherever a `Buffer` is asked for, any C-contiguous object with the buffer protocol will do.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, final
+from typing import Any, Literal, final, overload
+
+from typing_extensions import Buffer
 
 from tiered_kv.spec import NamespaceSpec, RequestContext
-
-# collections.abc has Buffer from Python 3.12 on.
-Buffer = Any
 
 __all__ = [
     "FORMAT_VERSION",
@@ -84,9 +84,7 @@ class Namespace:
         Raises:
             InvalidArgumentError: A token is out of range, or `parent` is not 32 bytes.
         """
-    def keys_from_opaque(
-        self, packed: Buffer | list[Buffer], width: int | None = None
-    ) -> bytes:
+    def keys_from_opaque(self, packed: Buffer | list[Buffer], width: int | None = None) -> bytes:
         """Packed keys (n x 32 bytes) of an engine's own hashes.
 
         Args:
@@ -119,8 +117,8 @@ class Lookup:
 class Leases:
     """What a `get` found: read-only views, pinned until the batch and the views are gone.
 
-    The memory is mapped read-only. Writing to it by whatever means ends the process with SIGSEGV and
-    changes nothing that is served: clone what is to be changed, or use `get_into`.
+    The memory is mapped read-only. Writing to it by whatever means ends the process with SIGSEGV
+    and changes nothing that is served: clone what is to be changed, or use `get_into`.
     """
 
     def __len__(self) -> int: ...
@@ -159,7 +157,9 @@ class Lease:
 
     @property
     def nbytes(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def __dlpack__(
         self,
         *,
@@ -317,22 +317,36 @@ class Call:
 
 @final
 class Store:
-    """An open store. Its calls take a completion queue, or wait where there is none."""
+    """An open store.
+
+    Without a completion queue a call waits for its result. With one it returns the result where
+    nothing has to be waited for, else a `Call`, whose result comes through the queue.
+    """
 
     @staticmethod
     def open(fields: dict[str, Any]) -> Store: ...
     def namespace(self, spec: NamespaceSpec) -> Namespace: ...
     def lookup(self, ns: Namespace, keys: Buffer, mode: str = "prefix") -> Lookup: ...
     def contains(self, ns: Namespace, key: Buffer) -> bool: ...
+    @overload
     def get(
         self,
         ns: Namespace,
         keys: Buffer,
         timeout: float | None = None,
         req: Request | None = None,
-        queue: CompletionQueue | None = None,
-    ) -> Any:
-        """`Leases` where nothing has to be waited for, else a `Call`."""
+        queue: None = None,
+    ) -> Leases: ...
+    @overload
+    def get(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        timeout: float | None,
+        req: Request | None,
+        queue: CompletionQueue,
+    ) -> Leases | Call: ...
+    @overload
     def get_into(
         self,
         ns: Namespace,
@@ -340,20 +354,40 @@ class Store:
         buffers: Buffer | Sequence[Buffer],
         timeout: float | None = None,
         req: Request | None = None,
-        queue: CompletionQueue | None = None,
-    ) -> Any:
-        """An `IntoReport` where nothing has to be waited for, else a `Call`."""
+        queue: None = None,
+    ) -> IntoReport: ...
+    @overload
+    def get_into(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: Buffer | Sequence[Buffer],
+        timeout: float | None,
+        req: Request | None,
+        queue: CompletionQueue,
+    ) -> IntoReport | Call: ...
+    @overload
     def put(
         self,
         ns: Namespace,
         keys: Buffer,
         buffers: Buffer | Sequence[Buffer],
         options: PutOptions,
-        queue: CompletionQueue | None = None,
-    ) -> Any:
-        """A `PutReport` where nothing has to be waited for, else a `Call`."""
-    def flush(self, timeout: float | None = None, queue: CompletionQueue | None = None) -> Any:
-        """A `FlushReport` where nothing has to be waited for, else a `Call`."""
+        queue: None = None,
+    ) -> PutReport: ...
+    @overload
+    def put(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: Buffer | Sequence[Buffer],
+        options: PutOptions,
+        queue: CompletionQueue,
+    ) -> PutReport | Call: ...
+    @overload
+    def flush(self, timeout: float | None = None, queue: None = None) -> FlushReport: ...
+    @overload
+    def flush(self, timeout: float | None, queue: CompletionQueue) -> FlushReport | Call: ...
     def reserve(self, ns: Namespace, keys: Buffer, options: PutOptions) -> Reservation: ...
     def publish(self, reservation: Reservation) -> PutReport: ...
     def begin_request(self, context: RequestContext) -> Request: ...

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tiered_kv import _core
-from tiered_kv._base import Buffer, Buffers, StoreBase
+from tiered_kv._base import StoreBase
 from tiered_kv.config import StoreConfig, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tiered_kv._base import Buffers
 
 __all__ = ["BlockingStore", "TieredStore"]
 
@@ -43,8 +48,7 @@ class BlockingStore(StoreBase):
         req: _core.Request | None = None,
     ) -> _core.Leases:
         """Leases blocks; see `tiered_kv.TieredStore.get`."""
-        leases: _core.Leases = self._core.get(ns, keys, timeout, req)
-        return leases
+        return self._core.get(ns, keys, timeout, req)
 
     def get_into(
         self,
@@ -55,8 +59,7 @@ class BlockingStore(StoreBase):
         req: _core.Request | None = None,
     ) -> _core.IntoReport:
         """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`."""
-        report: _core.IntoReport = self._core.get_into(ns, keys, buffers, timeout, req)
-        return report
+        return self._core.get_into(ns, keys, buffers, timeout, req)
 
     def put(
         self,
@@ -84,8 +87,7 @@ class BlockingStore(StoreBase):
             block_type=block_type,
             timeout=timeout,
         )
-        report: _core.PutReport = self._core.put(ns, keys, buffers, options)
-        return report
+        return self._core.put(ns, keys, buffers, options)
 
     def publish(self, reservation: _core.Reservation) -> _core.PutReport:
         """Makes a reservation's blocks visible; see `tiered_kv.TieredStore.publish`."""
@@ -93,8 +95,7 @@ class BlockingStore(StoreBase):
 
     def flush(self, timeout: float | None = None) -> _core.FlushReport:
         """Waits until everything stored is durable; see `tiered_kv.TieredStore.flush`."""
-        report: _core.FlushReport = self._core.flush(timeout)
-        return report
+        return self._core.flush(timeout)
 
     def close(self) -> _core.CloseReport:
         """Closes the store; see `tiered_kv.TieredStore.close`."""

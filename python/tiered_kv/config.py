@@ -1,4 +1,4 @@
-"""The configuration of a store. Its schema, defaults and checks are the core's; this is their form."""
+"""The configuration of a store; its schema, defaults and checks are the core's."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class KvLayout:
     ) -> None:
         if (block_bytes is None) == (slab_bytes is None):
             message = (
-                "layout: give `block_bytes` (a block of one slab) or `slab_bytes` (one a slab of the "
-                "grid), and not both"
+                "layout: give `block_bytes` (a block of one slab) or `slab_bytes` (one a slab of "
+                "the grid), and not both"
             )
             raise InvalidArgumentError(message, op="layout")
         slabs = tuple(slab_bytes) if slab_bytes is not None else (block_bytes or 0,)
@@ -52,7 +52,7 @@ class KvLayout:
             *(("slab_bytes" if block_bytes is None else "block_bytes", size) for size in slabs),
         ]:
             limit = 1 << (16 if name.endswith("groups") else 32)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+            if type(value) is not int or not 0 < value <= limit:
                 message = f"layout: `{name}` is {value!r}: give an integer from 1 to {limit}"
                 raise InvalidArgumentError(message, op="layout")
         if len(slabs) != layer_groups * head_groups:
@@ -131,7 +131,7 @@ def rope_text(value: RopeValue) -> str:
         return str(int(value)) if whole else repr(value)
     if isinstance(value, Sequence):
         return "[" + ",".join(rope_text(item) for item in value) + "]"
-    message = f"namespace: `rope` holds a {type(value).__name__}: give numbers, text or lists of them"
+    message = f"namespace: `rope` holds a {type(value).__name__}: give numbers or text"
     raise InvalidArgumentError(message, op="namespace")
 
 

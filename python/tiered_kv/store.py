@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tiered_kv import _core
-from tiered_kv._base import Buffer, Buffers, StoreBase
+from tiered_kv._base import StoreBase
 from tiered_kv._completions import completions, result_of, settled
 from tiered_kv.config import StoreConfig, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tiered_kv._base import Buffers
 
 
 class Opening:
@@ -97,11 +102,10 @@ class TieredStore(StoreBase):
         done = self._core.get(ns, keys, timeout, req, waiting.queue)
         if not isinstance(done, _core.Call):
             return done
-        future = waiting.future(done)
+        future = waiting.future(done, _core.Leases)
         # Only the loop may keep the completions alive, or closing it would not drop them.
         del waiting
-        leases: _core.Leases = await result_of(done, future)
-        return leases
+        return await result_of(done, future)
 
     async def get_into(
         self,
@@ -123,7 +127,8 @@ class TieredStore(StoreBase):
             req: The request that counts the accesses.
 
         Returns:
-            For each block why it was not filled, or None. The bytes of one that was not mean nothing.
+            For each block why it was not filled, or None. Of one that was not, the bytes mean
+            nothing.
 
         Raises:
             InvalidArgumentError: `buffers` is of a wrong count, size or dtype, read-only, not
@@ -134,10 +139,9 @@ class TieredStore(StoreBase):
         done = self._core.get_into(ns, keys, buffers, timeout, req, waiting.queue)
         if not isinstance(done, _core.Call):
             return done
-        future = waiting.future(done)
+        future = waiting.future(done, _core.IntoReport)
         del waiting
-        report: _core.IntoReport = await settled(done, future)
-        return report
+        return await settled(done, future)
 
     async def put(
         self,
@@ -193,10 +197,9 @@ class TieredStore(StoreBase):
         done = self._core.put(ns, keys, buffers, options, waiting.queue)
         if not isinstance(done, _core.Call):
             return done
-        future = waiting.future(done)
+        future = waiting.future(done, _core.PutReport)
         del waiting
-        report: _core.PutReport = await settled(done, future)
-        return report
+        return await settled(done, future)
 
     async def publish(self, reservation: _core.Reservation) -> _core.PutReport:
         """Makes a reservation's blocks visible.
@@ -233,10 +236,9 @@ class TieredStore(StoreBase):
         done = self._core.flush(timeout, waiting.queue)
         if not isinstance(done, _core.Call):
             return done
-        future = waiting.future(done)
+        future = waiting.future(done, _core.FlushReport)
         del waiting
-        report: _core.FlushReport = await result_of(done, future)
-        return report
+        return await result_of(done, future)
 
     async def close(self) -> _core.CloseReport:
         """Closes the store: ends calls in progress and makes durable what it can in time.
