@@ -31,6 +31,11 @@ impl Store {
         stats
     }
 
+    /// Whether the store takes no more calls.
+    pub fn is_closed(&self) -> bool {
+        self.core.is_closed()
+    }
+
     /// State of the store's parts.
     pub fn health(&self) -> Health {
         let disk = self.drive.as_ref().map(|d| &d.disk);

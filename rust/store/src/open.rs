@@ -6,6 +6,7 @@ use crate::io::{IoBridge, segment_name, segment_number};
 use crate::machine::{DriveParts, Event, FoundSegment, Geometry, Limits, Machine, Now, Parts};
 use crate::resident::{FreedSlots, LeaseBudget};
 use crate::seams::Seams;
+use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,7 +45,8 @@ pub(crate) struct Drive {
     pub(crate) disk: Arc<dyn Disk>,
     superblock: Superblock,
     geometry: Geometry,
-    _lock: Option<DirLock>,
+    /// Guards the directory's lock, which ends with the close, however long the store object lives.
+    lock: Mutex<Option<DirLock>>,
 }
 
 /// Everything that `open` made.
@@ -266,7 +268,7 @@ fn with_geometry(
         )));
     }
     let geometry = Geometry { segment_bytes, segments, header_stride: superblock.header_stride };
-    Ok(Drive { disk, superblock, geometry, _lock: lock })
+    Ok(Drive { disk, superblock, geometry, lock: Mutex::new(lock) })
 }
 
 /// Reads every segment's header table and lets the machine decide what is believed.
@@ -336,6 +338,11 @@ fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId
 }
 
 impl Drive {
+    /// Lets another store have the directory; nothing is in flight any more.
+    pub(crate) fn unlock(&self) {
+        drop(self.lock.lock().take());
+    }
+
     /// The store's random identity, in hexadecimal.
     pub(crate) fn store_id(&self) -> String {
         hex(&self.superblock.store)

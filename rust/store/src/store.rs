@@ -372,6 +372,9 @@ impl Store {
         self.core.submit(call, |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        if let Some(drive) = &self.drive {
+            drive.unlock();
+        }
         report
     }
 
