@@ -59,6 +59,12 @@ counters! {
     corrupt_nvme,
     /// Copies on the drive taken out of use.
     quarantined,
+    /// Blocks that callers deleted.
+    deleted,
+    /// Pages of tombstones that retired.
+    tombstones_retired,
+    /// Records that recovery dropped since a tombstone covers them.
+    buried,
     /// Blocks found again at open.
     recovered,
     recovered_bytes,

@@ -238,6 +238,17 @@ impl SlotAllocator {
         self.partial.entry(segment.slot_bytes).or_default().insert(slot.segment);
     }
 
+    /// Every free slot of the segments in use.
+    pub(crate) fn free_slots(&self) -> Vec<SlotId> {
+        let mut free = Vec::new();
+        for (number, segment) in (0..).zip(&self.segments) {
+            if segment.state == State::Ready {
+                free.extend(segment.free.iter().map(|index| SlotId { segment: number, index: *index }));
+            }
+        }
+        free
+    }
+
     /// Whether any segment is cut into slots of this class.
     pub(crate) fn owns_segments(&self, slot_bytes: u64) -> bool {
         let owns = |s: &Segment| {

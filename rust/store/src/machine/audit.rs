@@ -1,7 +1,7 @@
 //! Counting everything anew and comparing it with the books.
 
 use super::table::OnDrive;
-use super::{Machine, SlotId};
+use super::{DriveId, Machine, SlotId};
 use std::collections::BTreeSet;
 use tiered_kv_types::round_up_to_page;
 
@@ -30,10 +30,10 @@ impl Machine {
         let mut audit = Audit {
             dram_used_bytes: self.memory.used_bytes(),
             dram_owned_bytes: self.arena.taken_bytes(),
-            nvme_used_bytes: self.drive.as_ref().map_or(0, |d| d.slots.used_bytes()),
+            nvme_used_bytes: self.drives.iter().map(|d| d.slots.used_bytes()).sum(),
             ..Audit::default()
         };
-        let mut drive_slots: BTreeSet<SlotId> = BTreeSet::new();
+        let mut drive_slots: BTreeSet<(DriveId, SlotId)> = BTreeSet::new();
         let mut dirty = 0;
         let mut entries = 0;
         let (mut dram_blocks, mut nvme_blocks) = (0, 0);
@@ -65,7 +65,7 @@ impl Machine {
             if let OnDrive::Writing(held) | OnDrive::Durable(held) = &block.drive {
                 audit.nvme_block_bytes += slots;
                 for slot in held {
-                    if !drive_slots.insert(*slot) {
+                    if !drive_slots.insert((block.home, *slot)) {
                         audit.faults.push(format!("slot {slot:?} is held twice"));
                     }
                 }
@@ -136,9 +136,9 @@ impl Machine {
         };
         stats.dram.capacity_bytes = self.memory.capacity_bytes();
         stats.dram.used_bytes = self.memory.used_bytes();
-        if let Some(drive) = &self.drive {
-            stats.nvme.capacity_bytes = drive.slots.capacity_bytes();
-            stats.nvme.used_bytes = drive.slots.used_bytes();
+        for drive in &self.drives {
+            stats.nvme.capacity_bytes += drive.slots.capacity_bytes();
+            stats.nvme.used_bytes += drive.slots.used_bytes();
         }
         stats.dram.blocks = self.dram_blocks;
         stats.nvme.blocks = self.nvme_blocks;
@@ -151,8 +151,8 @@ impl Machine {
         stats
     }
 
-    /// Whether writing to the drive is paused after faults.
-    pub(crate) fn drive_paused(&self) -> bool {
-        self.drive.is_some() && !self.drive_writes()
+    /// For each drive, whether writing to it is paused after faults.
+    pub(crate) fn drives_paused(&self) -> Vec<bool> {
+        self.drives.iter().map(|d| !d.is_writable()).collect()
     }
 }

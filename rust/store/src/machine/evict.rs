@@ -2,7 +2,8 @@
 
 use super::alloc::Alloc;
 use super::table::OnDrive;
-use super::{BlockId, Machine, SlotId};
+use super::put::policy_shape;
+use super::{BlockId, DriveId, Machine, SlotId};
 use crate::log::LogKind;
 use crate::resident::Filling;
 use smallvec::SmallVec;
@@ -41,7 +42,7 @@ impl Machine {
             if let Alloc::Slot(id) = self.memory.alloc(class) {
                 return Some(id);
             }
-            if !self.evict_one(Tier::Dram, class) {
+            if !self.evict_one(Tier::Dram, 0, class) {
                 break;
             }
         }
@@ -50,7 +51,7 @@ impl Machine {
         }
         // The class has no segment at all: another gives up blocks until a segment of it is empty.
         for _ in 0..MAX_CLASS_EVICTIONS {
-            if !self.evict_of_other_class(Tier::Dram, class) {
+            if !self.evict_of_other_class(Tier::Dram, 0, class) {
                 return None;
             }
             if let Alloc::Slot(id) = self.memory.alloc(class) {
@@ -60,21 +61,28 @@ impl Machine {
         None
     }
 
-    /// Evicts the block of `tier` that should go first among those with slots of `class`.
-    pub(super) fn evict_one(&mut self, tier: Tier, class: u64) -> bool {
-        self.evict_matching(tier, |shape| shape.contains(&class))
+    /// Evicts the block of `tier`, on drive `home`, that should go first among those with slots of
+    /// `class`.
+    pub(super) fn evict_one(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
+        self.evict_matching(tier, home, |shape| shape.contains(&class))
     }
 
-    pub(super) fn evict_of_other_class(&mut self, tier: Tier, class: u64) -> bool {
-        self.evict_matching(tier, |shape| !shape.contains(&class))
+    pub(super) fn evict_of_other_class(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
+        self.evict_matching(tier, home, |shape| !shape.contains(&class))
     }
 
-    fn evict_matching(&mut self, tier: Tier, matches: impl Fn(&[u64]) -> bool) -> bool {
+    fn evict_matching(
+        &mut self,
+        tier: Tier,
+        home: DriveId,
+        matches: impl Fn(&[u64]) -> bool,
+    ) -> bool {
         for shape in 0..self.shapes.len() {
             if !matches(&self.shapes[shape]) {
                 continue;
             }
             let shape = u32::try_from(shape).expect("few shapes");
+            let shape = policy_shape(tier, home, shape);
             let (table, index) = (&self.table, &self.index);
             let mut busy = |id: BlockId| {
                 tier == Tier::Dram && table.get(id).is_none_or(|b| !index.is_unpinned(&b.key))
@@ -151,11 +159,9 @@ impl Machine {
             OnDrive::None => return,
             OnDrive::Writing(slots) | OnDrive::Durable(slots) => slots,
         };
-        let doomed = block.doomed;
+        let (doomed, home) = (block.doomed, usize::from(block.home));
         self.nvme_blocks -= u64::from(durable);
-        if let Some(drive) = &mut self.drive {
-            slots.iter().for_each(|slot| drive.slots.free(*slot));
-        }
+        slots.iter().for_each(|slot| self.drives[home].slots.free(*slot));
         if !doomed {
             self.index.update(&key, |entry| entry.on_nvme = false);
             self.policy.removed(Tier::Nvme, id);

@@ -141,7 +141,7 @@ impl Machine {
             return false;
         };
         let block = self.table.get(id).expect("mapped blocks exist");
-        let drive = self.drive.as_ref().expect("a block outside memory is on the drive");
+        let (home, drive) = (block.home, &self.drives[usize::from(block.home)]);
         let OnDrive::Durable(slots) = &block.drive else {
             unreachable!("a block outside memory is durable: dirty blocks are not evicted");
         };
@@ -149,7 +149,7 @@ impl Machine {
             let (file, offset) = drive.place(*slot);
             SlabRead { file, offset, crc: *crc }
         });
-        out.push(Command::Load { block: id, reads: reads.collect(), into });
+        out.push(Command::Load { block: id, drive: home, reads: reads.collect(), into });
         self.index.update(&key, |entry| entry.loading = true);
         self.loading_bytes += lens.iter().sum::<u64>();
         true

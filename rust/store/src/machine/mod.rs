@@ -8,6 +8,8 @@
 mod alloc;
 mod audit;
 mod commit;
+mod delete;
+mod drive;
 mod evict;
 mod flush;
 mod get;
@@ -19,6 +21,9 @@ mod table;
 
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
+pub use delete::DeleteReport;
+pub(crate) use delete::{Doomed, JOURNAL_PAGES};
+pub(crate) use drive::DriveId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
 
@@ -29,7 +34,8 @@ use crate::stats::Counters;
 use flush::FlushOp;
 use get::GetOp;
 use hashbrown::HashMap;
-use offload::Drive;
+use drive::Drive;
+use offload::Groups;
 use put::PutOp;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,12 +60,12 @@ pub(crate) struct Parts {
     pub(crate) policy: Box<dyn Policy>,
     pub(crate) limits: Limits,
     pub(crate) memory: Geometry,
-    pub(crate) drive: Option<DriveParts>,
+    pub(crate) drives: Vec<DriveParts>,
     pub(crate) hasher: KeyHasher,
     pub(crate) log_entries: usize,
 }
 
-/// Geometry and identity of the drive.
+/// Geometry and identity of a drive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DriveParts {
     pub(crate) store: [u8; 16],
@@ -80,6 +86,7 @@ enum Op {
     Put(PutOp),
     Get(GetOp),
     Flush(FlushOp),
+    Delete(delete::DeleteOp),
     Close { deadline: Nanos },
 }
 
@@ -91,7 +98,9 @@ pub(crate) struct Machine {
     freed: FreedSlots,
     policy: Box<dyn Policy>,
     memory: SlotAllocator,
-    drive: Option<Drive>,
+    drives: Vec<Drive>,
+    groups: Groups,
+    journal: delete::Journal,
     table: BlockTable,
     namespaces: Vec<Namespace>,
     ns_by_id: HashMap<NamespaceId, u32, KeyHasher>,
@@ -131,7 +140,9 @@ impl Machine {
             freed: parts.freed,
             policy: parts.policy,
             memory: SlotAllocator::new(parts.memory, false),
-            drive: parts.drive.map(Drive::new),
+            drives: parts.drives.into_iter().map(Drive::new).collect(),
+            groups: Groups::default(),
+            journal: delete::Journal::default(),
             table: BlockTable::new(hasher.clone()),
             namespaces: Vec::new(),
             ns_by_id: HashMap::with_hasher(hasher.clone()),
@@ -172,6 +183,7 @@ impl Machine {
         }
         self.expire(out);
         self.settle_missed(out);
+        self.pump_journal(out);
         self.pump_offload(out);
         self.settle_flushes(out);
     }
@@ -187,16 +199,29 @@ impl Machine {
             }
             Event::CopiedOut { op, item, intact } => self.copied_out(op, item, intact, out),
             Event::LoadDone { block, result } => self.load_done(block, result, out),
-            Event::SegmentReady { segment, result } => self.segment_ready(segment, result),
+            Event::SegmentReady { drive, segment, result } => {
+                self.segment_ready(drive, segment, result);
+            }
             Event::SlabsWritten { group, block, ok } => self.slabs_written(group, block, ok, out),
-            Event::HeadersWritten { group, ok } => self.headers_written(group, ok, out),
-            Event::Synced { group, ok } => self.synced(group, ok, out),
+            Event::HeadersWritten { group, drive, ok } => {
+                self.headers_written(group, drive, ok, out);
+            }
+            Event::Synced { group, drive, ok } => self.synced(group, drive, ok, out),
+            Event::JournalWritten { drive, zero, ok } => {
+                self.journal_written(drive, zero, ok, out);
+            }
+            Event::Delete { op, ns, doomed, deadline } => {
+                self.delete(op, ns, doomed, deadline, out);
+            }
             Event::Accessed { ns, keys } => self.accessed(ns, &keys),
             Event::Flush { op, deadline } => self.flush(op, deadline),
             Event::Cancel { op } => self.end_op(op, tiered_kv_types::MissReason::Cancelled, out),
             Event::Close { op, deadline } => self.close(op, deadline, out),
             Event::Found(found) => self.found_segment(found),
-            Event::Recovered => self.recovered(),
+            Event::FoundTombstones { tombstones, pages } => {
+                self.found_tombstones(tombstones, pages);
+            }
+            Event::Recovered { complete } => self.recovered(complete),
             Event::Tick => {}
         }
     }
@@ -222,8 +247,8 @@ impl Machine {
     /// When the next step is due if nothing else happens.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
-        let drive = self.drive.as_ref().and_then(Drive::retry_at);
-        timer.into_iter().chain(drive).min()
+        let retries = self.drives.iter().filter_map(Drive::retry_at);
+        timer.into_iter().chain(retries).min()
     }
 
     /// The number of a namespace, met before or not.
@@ -250,7 +275,7 @@ impl Machine {
             if !self.memory.fits(*class) {
                 return Err((tiered_kv_types::Tier::Dram, *class));
             }
-            if self.drive.as_ref().is_some_and(|d| !d.slots.fits(*class)) {
+            if self.drives.iter().any(|d| !d.slots.fits(*class)) {
                 return Err((tiered_kv_types::Tier::Nvme, *class));
             }
         }
@@ -294,6 +319,7 @@ impl Machine {
             Some(Op::Put(_)) => self.end_put(op, out),
             Some(Op::Get(_)) => self.end_get(op, reason, out),
             Some(Op::Flush(_)) => self.end_flush(op, out),
+            Some(Op::Delete(_)) => self.end_delete(op, out),
             Some(Op::Close { .. }) => self.finish_close(op, out),
             None => {}
         }

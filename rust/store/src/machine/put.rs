@@ -1,7 +1,7 @@
 //! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
 
 use super::table::{Block, OnDrive};
-use super::{BlockId, Command, Machine, Op, OpId, Outcome, PutItem, PutStatus};
+use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
 use smallvec::SmallVec;
@@ -9,6 +9,13 @@ use std::sync::Arc;
 use tiered_kv_io::Nanos;
 use tiered_kv_policy::Facts;
 use tiered_kv_types::{ComputedBy, MissReason, Tier};
+
+/// The policy's name for blocks that can make room for each other: those with slots of the same
+/// classes, and on the same drive.
+pub(super) fn policy_shape(tier: Tier, home: DriveId, shape: u32) -> u32 {
+    let home = if tier == Tier::Dram { 0 } else { u32::from(home) + 1 };
+    (home << 16) | shape
+}
 
 /// A put in progress.
 #[derive(Debug)]
@@ -191,6 +198,7 @@ impl Machine {
             slabs,
             in_dram: false,
             drive: OnDrive::None,
+            home: 0,
             dirty: None,
             load: None,
             doomed: false,
@@ -198,7 +206,7 @@ impl Machine {
         let bytes = block.bytes();
         let id = self.table.insert(block);
         self.enter_memory(id, filled);
-        if self.drive.is_some() {
+        if !self.drives.is_empty() {
             self.make_dirty(id);
         }
         self.counters.put_stored += 1;
@@ -237,7 +245,7 @@ impl Machine {
     pub(super) fn admit_to_policy(&mut self, id: BlockId, tier: Tier) {
         let block = self.table.get(id).expect("the caller holds a live block");
         let facts = Facts {
-            shape: block.shape,
+            shape: policy_shape(tier, block.home, block.shape),
             depth: block.info.depth,
             block_type: block.info.block_type,
         };

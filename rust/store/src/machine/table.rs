@@ -1,7 +1,7 @@
 //! The block table: every block of every tier, its state, and the kinship that keeps leaves first.
 
 use crate::index::{FullKey, KeyHasher};
-use crate::machine::{BlockId, OpId, SlotId};
+use crate::machine::{BlockId, DriveId, OpId, SlotId};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
@@ -30,6 +30,8 @@ pub(crate) struct Block {
     /// Resident in memory.
     pub(crate) in_dram: bool,
     pub(crate) drive: OnDrive,
+    /// The drive it is on, where it is on one.
+    pub(crate) home: DriveId,
     /// Position in the queue of blocks that wait to be durable.
     pub(crate) dirty: Option<u64>,
     /// Waiters (operation, item) of the load in flight, if there is one.
