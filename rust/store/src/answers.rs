@@ -51,6 +51,41 @@ pub struct GetOptions {
     pub in_request: bool,
 }
 
+/// What can be said of a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriveState {
+    /// It takes reads and writes.
+    Working,
+    /// Writing is paused after faults; reads go on.
+    Paused,
+    /// It could not be opened: what it holds is misses until it is back.
+    Lost,
+}
+
+impl DriveState {
+    /// A stable name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::Paused => "paused",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// State of one drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriveHealth {
+    /// Its directory.
+    pub path: std::path::PathBuf,
+    /// Whether it works.
+    pub state: DriveState,
+    /// How its files are opened, or why it is lost.
+    pub reason: String,
+    /// Its identity, empty where it is lost.
+    pub store_id: String,
+}
+
 /// State of the store's parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
@@ -64,7 +99,9 @@ pub struct Health {
     pub direct_reason: String,
     /// Writing to the drive is paused after faults; blocks stay in memory only.
     pub drive_paused: bool,
-    /// The directory's identity, empty without a drive.
+    /// Each drive of the configuration, lost ones last.
+    pub drives: Vec<DriveHealth>,
+    /// The first drive's identity, empty without one.
     pub store_id: String,
     /// Bytes of memory on huge pages.
     pub huge_bytes: u64,

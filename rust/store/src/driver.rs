@@ -6,12 +6,13 @@
 use crate::call::{BlockSource, Call, Reply, WriteBuf, WriteBufs};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
-use crate::machine::{Command, Event, Machine, Now, OpId, Outcome};
+use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
 use crate::resident::{Filling, LeaseBudget, Resident};
 use crate::stats::FastCounters;
 use crossbeam_queue::ArrayQueue;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -44,7 +45,7 @@ pub(crate) struct Core {
     pub(crate) budget: Arc<LeaseBudget>,
     pub(crate) fast: FastCounters,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) io: Option<IoBridge>,
+    pub(crate) io: Vec<IoBridge>,
     copies: WorkerPool,
     copy_threads: usize,
     accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
@@ -57,7 +58,7 @@ pub(crate) struct Core {
 #[derive(Default)]
 struct Work {
     copies: Vec<Copy>,
-    io: Vec<Command>,
+    io: BTreeMap<DriveId, Vec<Command>>,
     done: Vec<(Reply, Outcome, WriteBufs)>,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct CoreParts {
     pub(crate) index: Arc<ReadIndex>,
     pub(crate) budget: Arc<LeaseBudget>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) io: Option<IoBridge>,
+    pub(crate) io: Vec<IoBridge>,
     pub(crate) copies: WorkerPool,
     pub(crate) copy_threads: usize,
     pub(crate) hasher: KeyHasher,
@@ -162,8 +163,8 @@ impl Core {
     }
 
     fn carry_out(self: &Arc<Self>, work: Work) {
-        if let Some(io) = &self.io {
-            io.submit(self, work.io);
+        for (drive, commands) in work.io {
+            self.io[usize::from(drive)].submit(self, commands);
         }
         self.copy(work.copies);
         for (reply, outcome, buffers) in work.done {
@@ -249,7 +250,7 @@ impl Core {
 
     /// Ends the copy threads and the I/O threads, after everything in flight has ended.
     pub(crate) fn stop(&self) {
-        if let Some(io) = &self.io {
+        for io in &self.io {
             io.close();
         }
         self.copies.close();
@@ -279,7 +280,14 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
             let call = state.calls.remove(&op).expect("a call completes once");
             work.done.push((call.reply, outcome, call.buffers));
         }
-        io => work.io.push(io),
+        Command::Load { drive, .. }
+        | Command::PrepareSegment { drive, .. }
+        | Command::WriteSlabs { drive, .. }
+        | Command::WriteHeaders { drive, .. }
+        | Command::Sync { drive, .. }
+        | Command::WriteJournal { drive, .. } => {
+            work.io.entry(drive).or_default().push(command);
+        }
     }
 }
 

@@ -18,6 +18,8 @@
 
 mod answers;
 mod call;
+mod delete;
+mod directory;
 mod driver;
 mod index;
 mod inspect;
@@ -35,11 +37,12 @@ mod sim;
 mod stats;
 mod store;
 
-pub use answers::{GetOptions, Health, Leases, Lookup, LookupMode};
+pub use answers::{DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
+pub use delete::Delete;
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
-pub use machine::{Audit, FlushReport, OpId, PutStatus};
+pub use machine::{Audit, DeleteReport, FlushReport, OpId, PutStatus};
 pub use namespace::{Namespace, PutOptions};
 pub use open::OpenTimes;
 pub use request::{Request, RequestContext};

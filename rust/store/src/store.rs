@@ -4,11 +4,12 @@ use crate::answers::{GetOptions, Leases, Lookup, LookupMode};
 use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
+use crate::directory::Drive;
 use crate::driver::Core;
 use crate::index::Residency;
 use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
-use crate::open::{Drive, OpenTimes, Opened};
+use crate::open::{OpenTimes, Opened};
 use crate::request::{Request, RequestContext};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
@@ -26,7 +27,8 @@ use tiered_kv_types::{
 pub struct Store {
     pub(crate) core: Arc<Core>,
     pub(crate) config: StoreConfig,
-    pub(crate) drive: Option<Drive>,
+    pub(crate) drives: Vec<Drive>,
+    pub(crate) lost: Vec<(std::path::PathBuf, Error)>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
 }
@@ -46,8 +48,8 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_with(config: &StoreConfig, seams: &Seams) -> Result<Arc<Self>> {
-        let Opened { core, drive, arena, times } = crate::open::open(config, seams)?;
-        Ok(Arc::new(Self { core, config: config.clone(), drive, arena, times }))
+        let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
+        Ok(Arc::new(Self { core, config: config.clone(), drives, lost, arena, times }))
     }
 
     /// Opens a namespace: a cheap handle that calls name.
@@ -372,13 +374,13 @@ impl Store {
         self.core.submit(call, |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
-        if let Some(drive) = &self.drive {
+        for drive in &self.drives {
             drive.unlock();
         }
         report
     }
 
-    fn check_open(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn check_open(&self, op: &'static str) -> Result<()> {
         if self.core.is_closed() {
             let remedy = "the store is closed: open it again";
             return Err(Error::new(ErrorKind::Closed, op, remedy));
@@ -386,7 +388,7 @@ impl Store {
         Ok(())
     }
 
-    fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {
+    pub(crate) fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {
         let wait = timeout.unwrap_or_else(|| Duration::from_secs_f64(default_s));
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         self.core.clock.now().saturating_add(nanos)

@@ -238,7 +238,7 @@ impl StoreConfig {
                 "is 0 but `nvme_paths` names a directory: give a size",
             ));
         }
-        self.check_one_drive()?;
+        self.check_tiers()?;
         for (field, value) in [
             ("max_leased_fraction", self.max_leased_fraction),
             ("dirty_high_fraction", self.dirty_high_fraction),
@@ -275,9 +275,14 @@ impl StoreConfig {
         Ok(())
     }
 
-    fn check_one_drive(&self) -> Result<()> {
-        if self.nvme_paths.len() > 1 {
-            return Err(bad("nvme_paths", "names several drives: this version takes one"));
+    fn check_tiers(&self) -> Result<()> {
+        for (at, path) in self.nvme_paths.iter().enumerate() {
+            if self.nvme_paths[..at].contains(path) {
+                return Err(bad("nvme_paths", "names a directory twice: name each drive once"));
+            }
+        }
+        if self.nvme_paths.len() > 256 {
+            return Err(bad("nvme_paths", "names over 256 drives: name fewer"));
         }
         if self.dram_capacity == Some(0) {
             return Err(bad(

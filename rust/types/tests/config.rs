@@ -51,7 +51,7 @@ fn bad_input_names_the_field() {
         ("dram_capacity = 0\nnvme_capacity = 0", "nvme_capacity"),
         ("nvme_capacity = \"1GiB\"", "nvme_paths"),
         ("nvme_paths = [\"a\"]", "nvme_capacity"),
-        ("nvme_paths = [\"a\", \"b\"]\nnvme_capacity = \"1GiB\"", "nvme_paths"),
+        ("nvme_paths = [\"a\", \"a\"]\nnvme_capacity = \"1GiB\"", "nvme_paths"),
         ("nvme_paths = \"a\"\nnvme_capacity = 5", "nvme_capacity"),
         ("dram_capacity = 4096", "dram_capacity"),
         ("max_leased_fraction = 0.0", "max_leased_fraction"),

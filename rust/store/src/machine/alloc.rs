@@ -243,7 +243,9 @@ impl SlotAllocator {
         let mut free = Vec::new();
         for (number, segment) in (0..).zip(&self.segments) {
             if segment.state == State::Ready {
-                free.extend(segment.free.iter().map(|index| SlotId { segment: number, index: *index }));
+                free.extend(
+                    segment.free.iter().map(|index| SlotId { segment: number, index: *index }),
+                );
             }
         }
         free

@@ -115,13 +115,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn synced(
-        &mut self,
-        group: u64,
-        drive: DriveId,
-        ok: bool,
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn synced(&mut self, group: u64, drive: DriveId, ok: bool, out: &mut Vec<Command>) {
         let Some(group) = self.groups.get_mut(group) else { return };
         if !ok {
             group.failed_drives.insert(drive);

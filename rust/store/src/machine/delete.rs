@@ -13,10 +13,8 @@ use tiered_kv_io::Nanos;
 use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, TOMBSTONES_PER_PAGE, encode_page};
 use tiered_kv_types::{BlockKey, Buried, MissReason, Tombstone};
 
-/// Pages of a drive's journal.
-pub(crate) const JOURNAL_PAGES: u64 = 256;
-/// Pages in use from which on retiring begins.
-const RETIRE_FROM: u64 = JOURNAL_PAGES * 3 / 4;
+/// How long after a failure retiring is tried again.
+const RETRY_RETIRING: Nanos = 1_000_000_000;
 
 /// What is to be deleted in a namespace.
 #[derive(Clone, Debug)]
@@ -67,8 +65,12 @@ enum Retiring {
 /// The journal, the same pages on every drive: a ring of pages counted on without end.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
+    /// Pages of the ring.
+    pages: u64,
     first: u64,
     next: u64,
+    /// Retiring failed and is not tried again before this time.
+    not_before: Nanos,
     pending: VecDeque<(Tombstone, OpId)>,
     flight: Option<Flight>,
     retiring: Retiring,
@@ -77,9 +79,27 @@ pub(super) struct Journal {
 }
 
 impl Journal {
+    pub(super) fn new(pages: u64) -> Self {
+        Self { pages, ..Self::default() }
+    }
+
+    /// From how many pages in use on retiring begins.
+    fn retire_from(&self) -> u64 {
+        self.pages * 3 / 4
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         let writing = self.flight.is_some() || !self.pending.is_empty();
         !writing && !matches!(self.retiring, Retiring::Clearing | Retiring::Zeroing { .. })
+    }
+
+    fn may_begin_retiring(&self, now: Nanos) -> bool {
+        self.retiring == Retiring::No && now >= self.not_before
+    }
+
+    /// When retiring is tried again, where somebody waits for room.
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        (!self.pending.is_empty() && self.not_before > 0).then_some(self.not_before)
     }
 
     pub(super) fn wants_to_retire(&self) -> bool {
@@ -162,13 +182,16 @@ impl Machine {
         if journal.flight.is_some() || journal.pending.is_empty() {
             return;
         }
-        if journal.used() >= RETIRE_FROM && journal.retiring == Retiring::No && journal.complete {
+        if journal.used() >= journal.retire_from()
+            && journal.may_begin_retiring(self.now.mono)
+            && journal.complete
+        {
             journal.retiring = Retiring::Wanted { scrub: true };
         }
-        if journal.used() >= JOURNAL_PAGES {
+        if journal.used() >= journal.pages {
             return;
         }
-        let page = journal.next % JOURNAL_PAGES;
+        let page = journal.next % journal.pages;
         journal.next += 1;
         let n = journal.pending.len().min(TOMBSTONES_PER_PAGE);
         let (tombstones, ops): (Vec<Tombstone>, Vec<OpId>) = journal.pending.drain(..n).unzip();
@@ -237,15 +260,16 @@ impl Machine {
     /// The headers are zeroed: the pages up to `upto` are too, unless a drive failed.
     pub(super) fn cleared_for_retiring(&mut self, upto: u64, ok: bool, out: &mut Vec<Command>) {
         if !ok || !self.drives.iter().all(|d| d.is_writable()) {
-            // Tried again when the journal is next written to.
+            // Tried again later: a drive that fails now would fail at once.
             self.journal.retiring = Retiring::No;
+            self.journal.not_before = self.now.mono + RETRY_RETIRING;
             return;
         }
         self.zero_pages(upto, out);
     }
 
     fn zero_pages(&mut self, upto: u64, out: &mut Vec<Command>) {
-        let (first, ring) = (self.journal.first, JOURNAL_PAGES);
+        let (first, ring) = (self.journal.first, self.journal.pages);
         let mut left = 0;
         let mut at = first;
         while at < upto {

@@ -1,8 +1,8 @@
 //! Making room, and taking blocks out: leaves first, clean ones only, never one that is held.
 
 use super::alloc::Alloc;
-use super::table::OnDrive;
 use super::put::policy_shape;
+use super::table::OnDrive;
 use super::{BlockId, DriveId, Machine, SlotId};
 use crate::log::LogKind;
 use crate::resident::Filling;

@@ -22,7 +22,7 @@ mod table;
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
 pub use delete::DeleteReport;
-pub(crate) use delete::{Doomed, JOURNAL_PAGES};
+pub(crate) use delete::Doomed;
 pub(crate) use drive::DriveId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
@@ -31,10 +31,10 @@ use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
 use crate::resident::FreedSlots;
 use crate::stats::Counters;
+use drive::Drive;
 use flush::FlushOp;
 use get::GetOp;
 use hashbrown::HashMap;
-use drive::Drive;
 use offload::Groups;
 use put::PutOp;
 use smallvec::SmallVec;
@@ -61,6 +61,8 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     pub(crate) memory: Geometry,
     pub(crate) drives: Vec<DriveParts>,
+    /// Pages of every drive's journal.
+    pub(crate) journal_pages: u64,
     pub(crate) hasher: KeyHasher,
     pub(crate) log_entries: usize,
 }
@@ -142,7 +144,7 @@ impl Machine {
             memory: SlotAllocator::new(parts.memory, false),
             drives: parts.drives.into_iter().map(Drive::new).collect(),
             groups: Groups::default(),
-            journal: delete::Journal::default(),
+            journal: delete::Journal::new(parts.journal_pages),
             table: BlockTable::new(hasher.clone()),
             namespaces: Vec::new(),
             ns_by_id: HashMap::with_hasher(hasher.clone()),
@@ -186,6 +188,14 @@ impl Machine {
         self.pump_journal(out);
         self.pump_offload(out);
         self.settle_flushes(out);
+    }
+
+    /// Takes in what recovery read. What is to be done about it follows with the next step.
+    pub(crate) fn recover(&mut self, now: Now, events: Vec<Event>) {
+        self.now = now;
+        for event in events {
+            self.handle(event, &mut Vec::new());
+        }
     }
 
     fn handle(&mut self, event: Event, out: &mut Vec<Command>) {
@@ -248,7 +258,8 @@ impl Machine {
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
         let retries = self.drives.iter().filter_map(Drive::retry_at);
-        timer.into_iter().chain(retries).min()
+        let journal = self.journal.retry_at().filter(|at| *at > self.now.mono);
+        timer.into_iter().chain(retries).chain(journal).min()
     }
 
     /// The number of a namespace, met before or not.

@@ -3,7 +3,7 @@
 //! A group spans the drives, so that a chain whose blocks lie on several of them commits together.
 
 use super::alloc::Alloc;
-use super::drive::DriveId;
+use super::drive::{Drive, DriveId};
 use super::table::OnDrive;
 use super::{BlockId, Command, Machine, SlotId};
 use crate::log::LogKind;
@@ -88,7 +88,8 @@ impl Machine {
         if writing || groups.len() >= GROUPS {
             return;
         }
-        if self.journal.wants_to_retire() {
+        let all_writable = self.drives.iter().all(Drive::is_writable);
+        if all_writable && self.journal.wants_to_retire() {
             if groups.is_empty() {
                 self.begin_retiring(out);
             }

@@ -185,8 +185,7 @@ impl Found {
     fn is_buried(&self, record: &RecordHeader) -> bool {
         let (ns, generation) = (record.namespace, record.generation);
         let key = self.keys.get(&(ns, record.key)).is_some_and(|g| generation <= *g);
-        let covers =
-            |t: &Tombstone| t.covers(&ns, &record.key, generation, record.stored_unix_ns);
+        let covers = |t: &Tombstone| t.covers(&ns, &record.key, generation, record.stored_unix_ns);
         key || self.spans.iter().any(covers)
     }
 }
@@ -203,5 +202,5 @@ fn is_complete(records: &[Record]) -> bool {
     }
     records
         .first()
-          .is_some_and(|(_, _, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
+        .is_some_and(|(_, _, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
 }
