@@ -171,7 +171,7 @@ fn check_dtype(
 }
 
 /// Whether `value` is to be read as one buffer of all blocks, not as a sequence of buffers.
-fn is_buffer(value: &Bound<'_, PyAny>) -> bool {
+pub(crate) fn is_buffer(value: &Bound<'_, PyAny>) -> bool {
     // SAFETY: `value` is a live object and the GIL is held.
     unsafe { pyo3::ffi::PyObject_CheckBuffer(value.as_ptr()) == 1 }
 }

@@ -110,7 +110,7 @@ pub(crate) fn capsule<'py>(
     let bytes = lease.lease.slab(lease.slab);
     let memory = if copy {
         let copied = py.detach(|| {
-            let mut buf = AlignedBuf::new(bytes.len())?;
+            let mut buf = AlignedBuf::new(bytes.len().next_multiple_of(4096))?;
             buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
             Ok(buf)
         });
