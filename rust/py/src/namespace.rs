@@ -118,7 +118,8 @@ impl Namespace {
         Ok(pack(py, &keys))
     }
 
-    /// Packed keys of an engine's own hashes: packed ones of `width` bytes, or a sequence of any widths.
+    /// Packed keys of an engine's own hashes: packed ones of `width` bytes, or a sequence of any
+    /// widths.
     #[pyo3(signature = (packed, width=None))]
     fn keys_from_opaque<'py>(
         &self,

@@ -213,7 +213,8 @@ impl Store {
         Ok(Reservation::new(inner, &self.shared, ns.inner.layout().slabs()))
     }
 
-    /// Makes a reservation's blocks visible; checksums are computed on this thread, without the GIL.
+    /// Makes a reservation's blocks visible; checksums are computed on this thread, without the
+    /// GIL.
     fn publish(&self, py: Python<'_>, reservation: &Reservation) -> PyResult<PutReport> {
         self.check_open(py, "publish")?;
         let taken = reservation.take(py, &self.shared)?;
