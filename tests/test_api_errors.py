@@ -294,6 +294,8 @@ def test_a_namespace_belongs_to_one_store(store: BlockingStore) -> None:
             other.publish(store.reserve(ns, keys))
         with pytest.raises(InvalidArgumentError, match="another store"):
             other.begin_request().observe(ns, keys)
+        with pytest.raises(InvalidArgumentError, match="`req` belongs to another store"):
+            store.get(ns, keys, req=other.begin_request())
 
 
 BAD_SPECS: list[tuple[dict[str, Any], str]] = [

@@ -90,6 +90,20 @@ def test_beyond_the_cap_a_get_misses() -> None:
         assert store.get(ns, keys[4 * 32 :]).hits == 4
 
 
+def test_a_loaded_block_beyond_the_cap_counts_once(tmp_path: Path) -> None:
+    """A block that was loaded and then not leased is a miss, not a hit as well."""
+    config = api.config(tmp_path, max_leased_fraction=0.02)
+    with BlockingStore.open(**config) as store:
+        _, keys, _ = _stored(store, 8)
+    with BlockingStore.open(**config) as store:
+        leases = store.get(store.namespace(api.spec()), keys)
+        assert leases.reasons.count("lease_cap") == 4
+        stats = store.stats()
+        assert (stats["nvme"]["hits"], stats["misses"]["lease_cap"]) == (4, 4)
+        assert stats["nvme"]["hit_bytes"] == 4 * api.BLOCK_BYTES
+        assert stats["requested"] == 8
+
+
 def test_leased_blocks_are_not_evicted() -> None:
     with BlockingStore.open(**api.config(dram_capacity="64KiB")) as store:
         ns, keys, stored = _stored(store, 2)
