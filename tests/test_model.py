@@ -29,7 +29,7 @@ import api
 from tiered_kv import Leases, Namespace, Reservation, TieredStore
 
 STEPS = int(os.environ.get("TIERED_KV_MODEL_STEPS", "40"))
-EXAMPLES = 3 if "TIERED_KV_MODEL_STEPS" in os.environ else 20
+EXAMPLES = 10 if "TIERED_KV_MODEL_STEPS" in os.environ else 20
 
 CHAINS, DEPTH = 24, 6
 """Every chain shares its first two blocks with its neighbour, so that the keys make a tree."""
