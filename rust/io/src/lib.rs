@@ -1,1 +1,37 @@
-//! io
+//! Memory arenas, checked copies, directories and I/O backends.
+//!
+//! This crate holds the unsafe code that memory mappings and streaming copies need, behind an API
+//! that is safe to use: the store above it forbids unsafe code. Clock, randomness, threads and
+//! files are traits, so that a simulation can supply its own.
+
+mod arena;
+mod bitmap;
+mod buf;
+mod checksum;
+mod clock;
+mod directory;
+mod dirlock;
+mod disk;
+mod engine;
+mod mapping;
+mod memdisk;
+mod memory;
+mod pool;
+mod posix;
+
+pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
+pub use buf::{AlignedBuf, ReadBuf};
+pub use checksum::{copy, copy_checked, crc32c};
+pub use clock::{
+    Clock, Entropy, ManualClock, Nanos, OsEntropy, OsThreads, SeededEntropy, SystemClock, Threads,
+};
+pub use dirlock::DirLock;
+pub use disk::{Alignment, Disk, FileId};
+pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
+pub use memdisk::{DiskOp, FaultHook, MemDisk};
+pub use memory::{available_memory_bytes, memory_limit_bytes};
+pub use pool::WorkerPool;
+pub use posix::PosixDisk;
+
+/// The unit of arenas, buffers and slots, in bytes.
+pub const PAGE_BYTES: u64 = 4096;

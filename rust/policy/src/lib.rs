@@ -1,1 +1,55 @@
-//! policy
+//! Which resident block goes first: pure and deterministic.
+//!
+//! A policy does no I/O, reads no clock and draws no random number of its own: time comes in as an
+//! argument, so that a simulator and the live store run the very same code.
+#![forbid(unsafe_code)]
+
+mod lru;
+
+pub use lru::Lru;
+use tiered_kv_types::{BlockType, Tier};
+
+/// Number of a block in the store's table; reused after the block is gone.
+pub type BlockId = u32;
+/// Monotonic time in nanoseconds.
+pub type Nanos = u64;
+
+/// What a policy may know of a block when it becomes resident in a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Which size classes its slots are of: a victim must free slots of the class that needs room.
+    pub shape: u32,
+    /// Blocks before it in its chain.
+    pub depth: u32,
+    /// What it holds.
+    pub block_type: BlockType,
+}
+
+/// Decides which block leaves a tier.
+///
+/// The store tells it what is resident and which residents are *candidates*: leaves of their chain in
+/// that tier, clean and not busy. A policy only ever names a candidate, so no block is evicted before
+/// its resident children.
+pub trait Policy: Send {
+    /// The name under which results are reported.
+    fn name(&self) -> &'static str;
+    /// `block` became resident in `tier`, counted as an access at `now`.
+    fn inserted(&mut self, tier: Tier, block: BlockId, facts: &Facts, now: Nanos);
+    /// `block` was used by a request; the caller reports a request's blocks leaf first.
+    fn accessed(&mut self, block: BlockId, now: Nanos);
+    /// `block` is no longer resident in `tier`.
+    fn removed(&mut self, tier: Tier, block: BlockId);
+    /// `block`, resident in `tier`, may be evicted from it, or may not any more.
+    fn set_candidate(&mut self, tier: Tier, block: BlockId, candidate: bool);
+    /// The candidate of `tier` and of this shape that should go first; `skip` passes over blocks that
+    /// are busy at this moment. `None` where every candidate was passed over.
+    fn victim(
+        &mut self,
+        tier: Tier,
+        shape: u32,
+        now: Nanos,
+        skip: &mut dyn FnMut(BlockId) -> bool,
+    ) -> Option<BlockId>;
+    /// Number of candidates in `tier`, over all size classes.
+    fn candidates(&self, tier: Tier) -> usize;
+}

@@ -1,1 +1,51 @@
-//! store
+//! A tiered KV-cache store for LLM serving: host memory and NVMe, verified and durable.
+//!
+//! ```
+//! use tiered_kv::{KvLayout, NamespaceSpec, Store, StoreConfig};
+//! # fn main() -> tiered_kv::Result<()> {
+//! let config = StoreConfig { dram_capacity: Some(1 << 20), ..StoreConfig::default() };
+//! let store = Store::open(&config)?;
+//! let layout = KvLayout::uniform(16, 4096)?;
+//! let ns = store.namespace(&NamespaceSpec::new("model", "weights", "float32", layout))?;
+//! let keys = ns.keys_from_tokens(&(0..32).collect::<Vec<u32>>(), None);
+//! store.put(&ns, &keys, vec![vec![7u8; 4096]; 2], &Default::default())?.wait();
+//! let leases = store.get(&ns, &keys, &Default::default())?.wait();
+//! assert_eq!(leases.hits(), 2);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod call;
+mod driver;
+mod index;
+mod io;
+mod log;
+mod machine;
+mod namespace;
+mod open;
+mod request;
+mod reserve;
+mod resident;
+mod seams;
+mod stats;
+mod store;
+
+pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
+pub use index::Residency;
+pub use log::{LogEntry, LogKind};
+pub use machine::{Audit, FlushReport, OpId, PutStatus};
+pub use namespace::{Namespace, PutOptions};
+pub use open::OpenTimes;
+pub use request::{Request, RequestContext};
+pub use reserve::{Reservation, Reserved};
+pub use resident::{Lease, Resident};
+pub use seams::{OpenDisk, Seams};
+pub use stats::{Stats, TierStats};
+pub use store::{GetOptions, Health, Leases, Lookup, LookupMode, Store};
+pub use tiered_kv_io as io_seams;
+pub use tiered_kv_types::{
+    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, KEY_BYTES,
+    KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry, StoreConfig,
+    Tier, key,
+};

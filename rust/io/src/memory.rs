@@ -1,0 +1,100 @@
+//! How much memory this process may have, so that an arena too large is an error, not a kill.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The memory of the machine or of the control group, whichever is less, in bytes.
+pub fn memory_limit_bytes() -> Option<u64> {
+    let machine = meminfo("MemTotal:");
+    groups().iter().filter_map(|group| group.limit_bytes).chain(machine).min()
+}
+
+/// The memory that could be had now without swapping, in bytes; `None` where nobody says.
+pub fn available_memory_bytes() -> Option<u64> {
+    let machine = meminfo("MemAvailable:");
+    groups().iter().filter_map(Group::available_bytes).chain(machine).min()
+}
+
+fn meminfo(field: &str) -> Option<u64> {
+    parse_field(&fs::read_to_string("/proc/meminfo").ok()?, field).map(|kib| kib * 1024)
+}
+
+struct Group {
+    limit_bytes: Option<u64>,
+    used_bytes: u64,
+    reclaimable_bytes: u64,
+}
+
+impl Group {
+    fn read(dir: &Path, limit: &str, used: &str) -> Self {
+        let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
+        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let field = |name| parse_field(&stat, name).unwrap_or(0);
+        // Cached files give way to an arena; shared memory, counted among them, does not.
+        let reclaimable_bytes = field("file").saturating_sub(field("shmem"));
+        let used_bytes = number(used).unwrap_or(0);
+        Self { limit_bytes: number(limit), used_bytes, reclaimable_bytes }
+    }
+
+    fn available_bytes(&self) -> Option<u64> {
+        let used = self.used_bytes.saturating_sub(self.reclaimable_bytes);
+        Some(self.limit_bytes?.saturating_sub(used))
+    }
+}
+
+/// This process' control groups: the whole chain, since each level may have a limit.
+fn groups() -> Vec<Group> {
+    let root = Path::new("/sys/fs/cgroup");
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::/")) else {
+        let (limit, used) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
+        return vec![Group::read(&root.join("memory"), limit, used)];
+    };
+    let leaf: PathBuf = root.join(path);
+    leaf.ancestors()
+        .take_while(|dir| dir.starts_with(root))
+        .map(|dir| Group::read(dir, "memory.max", "memory.current"))
+        .collect()
+}
+
+/// The number after `field` at the start of a line.
+fn parse_field(text: &str, field: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some(field)).then(|| words.next()?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "file_mapped 7\nfile 12\nMemTotal:  100 kB\n";
+        assert_eq!(parse_field(text, "file"), Some(12));
+        assert_eq!(parse_field(text, "MemTotal:"), Some(100));
+        assert_eq!(parse_field(text, "shmem"), None);
+    }
+
+    #[test]
+    fn a_group_counts_cached_files_as_available_but_not_shared_memory() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).expect("write");
+        write("memory.max", "1000\n");
+        write("memory.current", "700\n");
+        write("memory.stat", "anon 100\nfile 600\nshmem 250\n");
+        let group = Group::read(dir.path(), "memory.max", "memory.current");
+        assert_eq!(group.available_bytes(), Some(650));
+        write("memory.max", "max\n");
+        let group = Group::read(dir.path(), "memory.max", "memory.current");
+        assert_eq!(group.available_bytes(), None);
+    }
+
+    #[test]
+    fn this_machine_says_what_it_has() {
+        let limit = memory_limit_bytes().expect("Linux has /proc/meminfo");
+        let available = available_memory_bytes().expect("Linux has /proc/meminfo");
+        assert!(available > 0 && available <= limit, "{available} of {limit}");
+    }
+}

@@ -1,0 +1,330 @@
+//! Threads around the state machine: one lock for the decisions, none of it held across I/O.
+//!
+//! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for the
+//! microseconds of one step, and carries the commands out after it has let go.
+
+use crate::call::{BlockSource, Call, Reply, WriteBuf, WriteBufs};
+use crate::index::{KeyHasher, ReadIndex};
+use crate::io::IoBridge;
+use crate::machine::{Command, Event, Machine, Now, OpId, Outcome};
+use crate::resident::{Filling, LeaseBudget, Resident};
+use crate::stats::FastCounters;
+use crossbeam_queue::ArrayQueue;
+use hashbrown::HashMap;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tiered_kv_io::{Clock, Nanos, WorkerPool};
+use tiered_kv_types::BlockKey;
+
+/// Copies up to this many bytes run on the caller's thread.
+const INLINE_COPY_BYTES: u64 = 64 << 10;
+/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted.
+const ACCESS_QUEUE: usize = 4096;
+
+/// What the lock guards: the machine and what the core holds for each call.
+pub(crate) struct State {
+    pub(crate) machine: Machine,
+    calls: HashMap<OpId, Call, KeyHasher>,
+    next_op: u64,
+    commands: Vec<Command>,
+}
+
+#[derive(Default)]
+struct Timer {
+    /// Guards the time of the next tick.
+    at: Mutex<Option<Nanos>>,
+    changed: Condvar,
+}
+
+pub(crate) struct Core {
+    state: Mutex<State>,
+    pub(crate) index: Arc<ReadIndex>,
+    pub(crate) budget: Arc<LeaseBudget>,
+    pub(crate) fast: FastCounters,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) io: Option<IoBridge>,
+    copies: WorkerPool,
+    copy_threads: usize,
+    accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
+    timer: Timer,
+    closed: AtomicBool,
+}
+
+/// What is left to do after the lock is let go.
+#[derive(Default)]
+struct Work {
+    copies: Vec<Copy>,
+    io: Vec<Command>,
+    done: Vec<(Reply, Outcome, WriteBufs)>,
+}
+
+enum Copy {
+    In { op: OpId, item: usize, into: Filling, source: Arc<dyn BlockSource> },
+    Out { op: OpId, item: usize, from: Arc<Resident>, buffer: Box<dyn WriteBuf> },
+}
+
+/// The results of copies: events, and the caller's buffers on their way back to their call.
+#[derive(Default)]
+struct Copied {
+    events: Vec<Event>,
+    buffers: Vec<(OpId, usize, Box<dyn WriteBuf>)>,
+}
+
+/// What a core is made of.
+pub(crate) struct CoreParts {
+    pub(crate) machine: Machine,
+    pub(crate) index: Arc<ReadIndex>,
+    pub(crate) budget: Arc<LeaseBudget>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) io: Option<IoBridge>,
+    pub(crate) copies: WorkerPool,
+    pub(crate) copy_threads: usize,
+    pub(crate) hasher: KeyHasher,
+}
+
+impl Core {
+    pub(crate) fn new(parts: CoreParts) -> Self {
+        let state = State {
+            machine: parts.machine,
+            calls: HashMap::with_hasher(parts.hasher),
+            next_op: 1,
+            commands: Vec::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+            index: parts.index,
+            budget: parts.budget,
+            fast: FastCounters::default(),
+            clock: parts.clock,
+            io: parts.io,
+            copies: parts.copies,
+            copy_threads: parts.copy_threads,
+            accesses: ArrayQueue::new(ACCESS_QUEUE),
+            timer: Timer::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Takes no more calls. Returns whether it took some before.
+    pub(crate) fn refuse_calls(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    fn now(&self) -> Now {
+        Now { mono: self.clock.now(), unix_ns: self.clock.unix_nanos() }
+    }
+
+    /// Begins a call.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        call: Call,
+        event: impl FnOnce(OpId) -> Event,
+    ) -> OpId {
+        let mut state = self.state.lock();
+        let op = OpId(state.next_op);
+        state.next_op += 1;
+        state.calls.insert(op, call);
+        let work = self.step(&mut state, [event(op)]);
+        drop(state);
+        self.carry_out(work);
+        op
+    }
+
+    /// Brings events that belong to no caller.
+    pub(crate) fn drive(self: &Arc<Self>, events: impl IntoIterator<Item = Event>) {
+        let mut state = self.state.lock();
+        let work = self.step(&mut state, events);
+        drop(state);
+        self.carry_out(work);
+    }
+
+    /// Looks into the machine, as statistics and audits do.
+    pub(crate) fn with_machine<R>(&self, look: impl FnOnce(&mut Machine) -> R) -> R {
+        look(&mut self.state.lock().machine)
+    }
+
+    fn step(&self, state: &mut State, events: impl IntoIterator<Item = Event>) -> Work {
+        let accessed = std::iter::from_fn(|| self.accesses.pop())
+            .take(ACCESS_QUEUE)
+            .map(|(ns, keys)| Event::Accessed { ns, keys });
+        let State { machine, commands, .. } = state;
+        machine.step(self.now(), accessed.chain(events), commands);
+        self.arm(machine.next_deadline());
+        let mut work = Work::default();
+        for command in std::mem::take(commands) {
+            sort_command(state, command, &mut work);
+        }
+        work
+    }
+
+    fn carry_out(self: &Arc<Self>, work: Work) {
+        if let Some(io) = &self.io {
+            io.submit(self, work.io);
+        }
+        self.copy(work.copies);
+        for (reply, outcome, buffers) in work.done {
+            reply(outcome, buffers);
+        }
+    }
+
+    fn copy(self: &Arc<Self>, copies: Vec<Copy>) {
+        if copies.is_empty() {
+            return;
+        }
+        let bytes: u64 = copies.iter().map(Copy::bytes).sum();
+        if bytes <= INLINE_COPY_BYTES {
+            return self.copied(copies.into_iter().map(Copy::run).collect());
+        }
+        let share = copies.len().div_ceil(self.copy_threads);
+        let mut copies = copies.into_iter().peekable();
+        while copies.peek().is_some() {
+            let job: Vec<Copy> = copies.by_ref().take(share).collect();
+            let core = self.clone();
+            self.copies.run(Box::new(move || {
+                core.copied(job.into_iter().map(Copy::run).collect());
+            }));
+        }
+    }
+
+    fn copied(self: &Arc<Self>, copied: Copied) {
+        let mut state = self.state.lock();
+        for (op, item, buffer) in copied.buffers {
+            if let Some(call) = state.calls.get_mut(&op) {
+                call.buffers[item] = Some(buffer);
+            }
+        }
+        let work = self.step(&mut state, copied.events);
+        drop(state);
+        self.carry_out(work);
+    }
+
+    /// Counts one request's blocks, leaf first, with the next step.
+    pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Vec<BlockKey>) {
+        let n = keys.len() as u64;
+        if let Err((ns, keys)) = self.accesses.push((ns, keys)) {
+            // Full: taken in now if nobody else is in a step, else dropped and counted.
+            match self.state.try_lock() {
+                Some(mut state) => {
+                    let work = self.step(&mut state, [Event::Accessed { ns, keys }]);
+                    drop(state);
+                    self.carry_out(work);
+                }
+                None => FastCounters::add(&self.fast.accesses_dropped, n),
+            }
+        }
+    }
+
+    fn arm(&self, deadline: Option<Nanos>) {
+        let mut at = self.timer.at.lock();
+        if *at != deadline {
+            *at = deadline;
+            self.timer.changed.notify_one();
+        }
+    }
+
+    /// Body of the timer thread: a step whenever a deadline has passed, until the store is closed.
+    pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
+        while let Some(core) = core.upgrade() {
+            let mut at = core.timer.at.lock();
+            let now = core.clock.now();
+            let due = at.is_some_and(|deadline| deadline <= now);
+            if !due {
+                // Bounded, so that a dropped store ends the thread soon.
+                let wait = at.map_or(MAX_NAP, |deadline| Duration::from_nanos(deadline - now));
+                core.timer.changed.wait_for(&mut at, wait.min(MAX_NAP));
+            }
+            drop(at);
+            if due {
+                core.drive([Event::Tick]);
+            }
+            if core.is_stopped() {
+                return;
+            }
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_closed() && self.timer.at.lock().is_none()
+    }
+
+    /// Ends the copy threads and the I/O threads, after everything in flight has ended.
+    pub(crate) fn stop(&self) {
+        if let Some(io) = &self.io {
+            io.close();
+        }
+        self.copies.close();
+        self.timer.changed.notify_all();
+    }
+}
+
+const MAX_NAP: Duration = Duration::from_millis(500);
+
+/// Binds a command to the caller's memory that it needs, while the lock is held.
+fn sort_command(state: &mut State, command: Command, work: &mut Work) {
+    match command {
+        Command::CopyIn { op, item, into } => {
+            let call = state.calls.get(&op).expect("a call is kept until it completes");
+            let source = call.source.clone().expect("a put has a source");
+            work.copies.push(Copy::In { op, item, into, source });
+        }
+        Command::CopyOut { op, item, from } => {
+            let call = state.calls.get_mut(&op).expect("a call is kept until it completes");
+            let buffer = call.buffers[item].take().expect("each buffer is filled once");
+            work.copies.push(Copy::Out { op, item, from, buffer });
+        }
+        Command::Complete { op, outcome } => {
+            let call = state.calls.remove(&op).expect("a call completes once");
+            work.done.push((call.reply, outcome, call.buffers));
+        }
+        io => work.io.push(io),
+    }
+}
+
+enum CopyResult {
+    In(Event),
+    Out(Event, (OpId, usize, Box<dyn WriteBuf>)),
+}
+
+impl Copy {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::In { into, .. } => into.bytes(),
+            Self::Out { from, .. } => from.bytes(),
+        }
+    }
+
+    fn run(self) -> CopyResult {
+        match self {
+            Self::In { op, item, into, source } => {
+                let filled = into.fill_from(source.block(item));
+                CopyResult::In(Event::CopiedIn { op, item, filled })
+            }
+            Self::Out { op, item, from, mut buffer } => {
+                let intact = from.copy_out(buffer.as_mut_slice());
+                CopyResult::Out(Event::CopiedOut { op, item, intact }, (op, item, buffer))
+            }
+        }
+    }
+}
+
+impl FromIterator<CopyResult> for Copied {
+    fn from_iter<I: IntoIterator<Item = CopyResult>>(results: I) -> Self {
+        let mut copied = Self::default();
+        for result in results {
+            match result {
+                CopyResult::In(event) => copied.events.push(event),
+                CopyResult::Out(event, buffer) => {
+                    copied.events.push(event);
+                    copied.buffers.push(buffer);
+                }
+            }
+        }
+        copied
+    }
+}

@@ -1,0 +1,170 @@
+//! The read index: what a caller sees of every block, without waiting for the state machine.
+//!
+//! Sharded by key; a shard's lock guards only its own table and is held for one key at a time, never
+//! across I/O. The state machine alone writes to it, while it decides, so that the index never runs
+//! ahead of the data: an entry appears after its bytes and checksums are in place.
+
+use crate::machine::BlockId;
+use crate::resident::Resident;
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
+use tiered_kv_types::{BlockInfo, BlockKey, Tier};
+
+/// A key and the namespace it lives in; compared whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FullKey {
+    /// Number of the namespace in this store.
+    pub ns: u32,
+    /// The key.
+    pub key: BlockKey,
+}
+
+impl Hash for FullKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // The key is a digest: eight bytes of it and the namespace spread evenly. Comparison is whole.
+        let mut head = [0; 8];
+        head.copy_from_slice(&self.key.0[..8]);
+        state.write_u64(u64::from_le_bytes(head) ^ u64::from(self.ns).rotate_left(32));
+    }
+}
+
+pub(crate) type KeyHasher = foldhash::quality::FixedState;
+
+/// What a lookup says of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// Nothing is stored under it.
+    Absent,
+    /// A put of it is under way.
+    Writing,
+    /// It is on a slower tier and on its way into memory.
+    Loading,
+    /// It can be had from this tier.
+    In(Tier),
+}
+
+impl Residency {
+    /// Whether a `get` would find it.
+    pub fn is_hit(self) -> bool {
+        matches!(self, Self::Loading | Self::In(_))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) block: Option<BlockId>,
+    pub(crate) resident: Option<Arc<Resident>>,
+    pub(crate) on_nvme: bool,
+    pub(crate) loading: bool,
+    pub(crate) writing: u32,
+    pub(crate) info: BlockInfo,
+}
+
+impl Entry {
+    fn residency(&self) -> Residency {
+        if self.resident.is_some() {
+            Residency::In(Tier::Dram)
+        } else if self.loading {
+            Residency::Loading
+        } else if self.on_nvme {
+            Residency::In(Tier::Nvme)
+        } else if self.writing > 0 {
+            Residency::Writing
+        } else {
+            Residency::Absent
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.resident.is_none() && !self.on_nvme && !self.loading && self.writing == 0
+    }
+}
+
+type Shard = RwLock<HashMap<FullKey, Entry, KeyHasher>>;
+
+const SHARDS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct ReadIndex {
+    shards: Vec<Shard>,
+    hasher: KeyHasher,
+}
+
+impl ReadIndex {
+    pub(crate) fn new(seed: u64) -> Self {
+        let hasher = KeyHasher::with_seed(seed);
+        let shard = || RwLock::new(HashMap::with_hasher(hasher.clone()));
+        Self { shards: (0..SHARDS).map(|_| shard()).collect(), hasher: hasher.clone() }
+    }
+
+    fn shard(&self, key: &FullKey) -> &Shard {
+        // The high bits choose the shard; the table inside uses the low ones.
+        let hash = self.hasher.hash_one(key);
+        &self.shards[(hash >> 58) as usize % SHARDS]
+    }
+
+    /// What a caller may know of `key`.
+    pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
+        match self.shard(key).read().get(key) {
+            Some(entry) => (entry.residency(), entry.info),
+            None => (Residency::Absent, BlockInfo::default()),
+        }
+    }
+
+    /// Pins the copy in memory, if there is one.
+    pub(crate) fn pin(&self, key: &FullKey) -> Option<Arc<Resident>> {
+        self.shard(key).read().get(key).and_then(|entry| entry.resident.clone())
+    }
+
+    /// Pins the copy in memory, or tells where else the key is.
+    pub(crate) fn pin_or_residency(
+        &self,
+        key: &FullKey,
+    ) -> std::result::Result<Arc<Resident>, Residency> {
+        match self.shard(key).read().get(key) {
+            Some(entry) => entry.resident.clone().ok_or_else(|| entry.residency()),
+            None => Err(Residency::Absent),
+        }
+    }
+
+    /// Changes the entry of `key`, made if absent and dropped if nothing is left of it.
+    pub(crate) fn update<R>(&self, key: &FullKey, change: impl FnOnce(&mut Entry) -> R) -> R {
+        let mut shard = self.shard(key).write();
+        let entry = shard.entry(*key).or_default();
+        let result = change(entry);
+        if entry.is_empty() {
+            shard.remove(key);
+        }
+        result
+    }
+
+    /// Whether only the index holds the copy in memory, so that it could be evicted now.
+    pub(crate) fn is_unpinned(&self, key: &FullKey) -> bool {
+        let shard = self.shard(key).read();
+        let resident = shard.get(key).and_then(|entry| entry.resident.as_ref());
+        resident.is_some_and(|r| Arc::strong_count(r) == 1)
+    }
+
+    /// Takes the copy out of memory if nobody else holds it. The lock keeps a caller from pinning it
+    /// between the check and the removal.
+    pub(crate) fn evict(&self, key: &FullKey) -> bool {
+        let mut shard = self.shard(key).write();
+        let Some(entry) = shard.get_mut(key) else { return false };
+        let Some(resident) = entry.resident.as_mut() else { return false };
+        if Arc::get_mut(resident).is_none() {
+            return false;
+        }
+        entry.resident = None;
+        if entry.is_empty() {
+            shard.remove(key);
+        }
+        true
+    }
+
+    /// Number of entries, for audits.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|s| s.read().len()).sum()
+    }
+}

@@ -1,0 +1,321 @@
+//! Commands to the drive: turned into requests of the I/O engine, and their results into events.
+
+use crate::driver::Core;
+use crate::machine::{BlockId, Command, Event, HeaderWrite, LoadFault, SlabRead};
+use crate::resident::{Filled, Filling, Resident, SlabWrite};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::sync::{Arc, OnceLock, Weak};
+use tiered_kv_io::{
+    AlignedBuf, FileId, IoDone, IoEngine, IoOp, IoRequest, Priority, ReadBuf, SlotMut,
+};
+
+/// The name of a segment's file.
+pub(crate) fn segment_name(segment: u32) -> String {
+    format!("segment-{segment:06}.tkv")
+}
+
+/// The number of the segment in a file of this name, if it is one's name.
+pub(crate) fn segment_number(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix("segment-")?.strip_suffix(".tkv")?;
+    let number = digits.parse().ok()?;
+    (segment_name(number) == name).then_some(number)
+}
+
+/// What a request in flight belongs to; the last of its parts makes the event.
+enum Task {
+    Load { block: BlockId, filling: Filling, slots: Vec<Option<SlotMut>>, crcs: Vec<u32> },
+    Slabs { group: u64, block: BlockId },
+    Headers { group: u64 },
+    Sync { group: u64 },
+    /// An existing file's header page and table are written, then synced.
+    Rewrite { segment: u32, file: FileId, synced: bool },
+    Create { segment: u32 },
+}
+
+struct Tracked {
+    task: Task,
+    left: usize,
+    fault: Option<io::Error>,
+}
+
+struct Requests {
+    tasks: HashMap<u64, Tracked>,
+    next: u64,
+}
+
+/// Between the driver and the engine.
+pub(crate) struct IoBridge {
+    engine: OnceLock<Box<dyn IoEngine>>,
+    /// Guards the tasks in flight.
+    requests: Mutex<Requests>,
+    segment_bytes: u64,
+}
+
+/// Slabs of one block share a token in its upper bits; the part's number is in the lower.
+const PART_BITS: u32 = 8;
+
+impl IoBridge {
+    pub(crate) fn new(segment_bytes: u64) -> Self {
+        let requests = Mutex::new(Requests { tasks: HashMap::new(), next: 0 });
+        Self { engine: OnceLock::new(), requests, segment_bytes }
+    }
+
+    pub(crate) fn set_engine(&self, engine: Box<dyn IoEngine>) {
+        assert!(self.engine.set(engine).is_ok(), "the engine is set once, at open");
+    }
+
+    pub(crate) fn backend(&self) -> &'static str {
+        self.engine.get().map_or("none", |engine| engine.name())
+    }
+
+    pub(crate) fn close(&self) {
+        if let Some(engine) = self.engine.get() {
+            engine.close();
+        }
+    }
+
+    fn track(&self, task: Task, left: usize) -> u64 {
+        let mut requests = self.requests.lock();
+        let token = requests.next;
+        requests.next += 1;
+        requests.tasks.insert(token, Tracked { task, left, fault: None });
+        token << PART_BITS
+    }
+
+    pub(crate) fn submit(&self, core: &Arc<Core>, commands: Vec<Command>) {
+        let mut batch = Vec::new();
+        let mut events = Vec::new();
+        for command in commands {
+            self.request(command, &mut batch, &mut events);
+        }
+        if !batch.is_empty() {
+            self.engine.get().expect("set at open").submit(batch);
+        }
+        if !events.is_empty() {
+            core.drive(events);
+        }
+    }
+
+    fn request(&self, command: Command, batch: &mut Vec<IoRequest>, events: &mut Vec<Event>) {
+        match command {
+            Command::Load { block, reads, into } => self.load(block, reads, into, batch),
+            Command::WriteSlabs { group, block, from, to } => {
+                self.write_slabs(group, block, &from, to, batch);
+            }
+            Command::WriteHeaders { group, writes } => {
+                if writes.is_empty() {
+                    return events.push(Event::HeadersWritten { group, ok: true });
+                }
+                match self.write_headers(group, writes) {
+                    Ok(requests) => batch.extend(requests),
+                    Err(_) => events.push(Event::HeadersWritten { group, ok: false }),
+                }
+            }
+            Command::Sync { group, files } => {
+                if files.is_empty() {
+                    return events.push(Event::Synced { group, ok: true });
+                }
+                self.sync(group, files, batch);
+            }
+            Command::PrepareSegment { segment, file, image } => {
+                match self.prepare(segment, file, &image) {
+                    Ok(request) => batch.push(request),
+                    Err(err) => {
+                        let err = io::Error::other(err.to_string());
+                        events.push(Event::SegmentReady { segment, result: Err(err) });
+                    }
+                }
+            }
+            Command::CopyIn { .. } | Command::CopyOut { .. } | Command::Complete { .. } => {
+                unreachable!("the driver keeps these")
+            }
+        }
+    }
+
+    fn load(
+        &self,
+        block: BlockId,
+        reads: SmallVec<[SlabRead; 1]>,
+        mut filling: Filling,
+        batch: &mut Vec<IoRequest>,
+    ) {
+        let slots = filling.take_slots();
+        let parts = slots.len();
+        let crcs = reads.iter().map(|read| read.crc).collect();
+        let empty = std::iter::repeat_with(|| None).take(parts).collect();
+        let task = Task::Load { block, filling, slots: empty, crcs };
+        let token = self.track(task, parts);
+        for (part, (read, buf)) in reads.into_iter().zip(slots).enumerate() {
+            let op = IoOp::Read { file: read.file, offset: read.offset, buf };
+            let token = token | part as u64;
+            batch.push(IoRequest { token, priority: Priority::Load, op });
+        }
+    }
+
+    fn write_slabs(
+        &self,
+        group: u64,
+        block: BlockId,
+        from: &Arc<Resident>,
+        to: Vec<(FileId, u64)>,
+        batch: &mut Vec<IoRequest>,
+    ) {
+        let token = self.track(Task::Slabs { group, block }, to.len());
+        for (index, (file, offset)) in to.into_iter().enumerate() {
+            let buf = Arc::new(SlabWrite { resident: from.clone(), index });
+            batch.push(store(token, IoOp::Write { file, offset, buf }));
+        }
+    }
+
+    fn write_headers(
+        &self,
+        group: u64,
+        writes: Vec<HeaderWrite>,
+    ) -> tiered_kv_types::Result<Vec<IoRequest>> {
+        let bufs: Vec<(FileId, u64, HeaderBuf)> = writes
+            .into_iter()
+            .map(|w| Ok((w.file, w.offset, HeaderBuf::new(&w.bytes)?)))
+            .collect::<tiered_kv_types::Result<_>>()?;
+        let token = self.track(Task::Headers { group }, bufs.len());
+        let write = |(file, offset, buf)| {
+            store(token, IoOp::Write { file, offset, buf: Arc::new(buf) })
+        };
+        Ok(bufs.into_iter().map(write).collect())
+    }
+
+    fn sync(&self, group: u64, files: BTreeSet<FileId>, batch: &mut Vec<IoRequest>) {
+        let token = self.track(Task::Sync { group }, files.len());
+        batch.extend(files.into_iter().map(|file| store(token, IoOp::Sync { file })));
+    }
+
+    fn prepare(
+        &self,
+        segment: u32,
+        file: Option<FileId>,
+        image: &[u8],
+    ) -> tiered_kv_types::Result<IoRequest> {
+        let mut header = AlignedBuf::new(image.len())?;
+        header.as_mut_slice()[..image.len()].copy_from_slice(image);
+        Ok(match file {
+            Some(file) => {
+                let token = self.track(Task::Rewrite { segment, file, synced: false }, 1);
+                store(token, IoOp::Write { file, offset: 0, buf: Arc::new(header) })
+            }
+            None => {
+                let token = self.track(Task::Create { segment }, 1);
+                let name = segment_name(segment);
+                let bytes = self.segment_bytes;
+                store(token, IoOp::Create { name, bytes, header, file: None })
+            }
+        })
+    }
+
+    /// Takes a completion; the last part of a task makes its event.
+    pub(crate) fn done(&self, core: &Weak<Core>, done: IoDone) {
+        let mut requests = self.requests.lock();
+        let token = done.token >> PART_BITS;
+        let part = (done.token & ((1 << PART_BITS) - 1)) as usize;
+        let Some(tracked) = requests.tasks.get_mut(&token) else { return };
+        tracked.left -= 1;
+        if let Err(err) = done.result {
+            tracked.fault.get_or_insert(err);
+        }
+        let mut created = None;
+        match (&mut tracked.task, done.op) {
+            (Task::Load { slots, .. }, IoOp::Read { buf, .. }) => slots[part] = Some(buf),
+            (Task::Create { .. }, IoOp::Create { file, .. }) => created = file,
+            _ => {}
+        }
+        if tracked.left > 0 {
+            return;
+        }
+        let Some(Tracked { task, fault, .. }) = requests.tasks.remove(&token) else { return };
+        drop(requests);
+        if let Some(event) = self.finish(task, fault, created)
+            && let Some(core) = core.upgrade()
+        {
+            core.drive([event]);
+        }
+    }
+
+    fn finish(
+        &self,
+        task: Task,
+        fault: Option<io::Error>,
+        created: Option<FileId>,
+    ) -> Option<Event> {
+        let ok = fault.is_none();
+        if let Some(err) = &fault {
+            tracing::warn!(%err, "the drive failed an operation");
+        }
+        Some(match task {
+            Task::Load { block, filling, slots, crcs } => {
+                let result = match fault {
+                    Some(_) => {
+                        // The pages first, then their numbers: a number given back is taken at once.
+                        drop(slots);
+                        drop(filling);
+                        Err(LoadFault::Io)
+                    }
+                    None => verify(filling, slots, &crcs).ok_or(LoadFault::Corrupt),
+                };
+                Event::LoadDone { block, result }
+            }
+            Task::Slabs { group, block } => Event::SlabsWritten { group, block, ok },
+            Task::Headers { group } => Event::HeadersWritten { group, ok },
+            Task::Sync { group } => Event::Synced { group, ok },
+            Task::Rewrite { segment, file, synced: false } if ok => {
+                let token = self.track(Task::Rewrite { segment, file, synced: true }, 1);
+                let sync = store(token, IoOp::Sync { file });
+                self.engine.get().expect("set at open").submit(vec![sync]);
+                return None;
+            }
+            Task::Rewrite { segment, file, .. } => {
+                Event::SegmentReady { segment, result: fault.map_or(Ok(file), Err) }
+            }
+            Task::Create { segment } => {
+                let none = || io::Error::other("the file was not created");
+                let result = match fault {
+                    Some(err) => Err(err),
+                    None => created.ok_or_else(none),
+                };
+                Event::SegmentReady { segment, result }
+            }
+        })
+    }
+}
+
+fn store(token: u64, op: IoOp) -> IoRequest {
+    IoRequest { token, priority: Priority::Store, op }
+}
+
+/// Puts the slots back and checks every slab against the checksum that it was stored with.
+fn verify(mut filling: Filling, slots: Vec<Option<SlotMut>>, crcs: &[u32]) -> Option<Filled> {
+    filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
+    let filled = filling.fill_in_place();
+    (filled.crcs() == crcs).then_some(filled)
+}
+
+/// Header bytes at an aligned address, without the padding of the buffer's last page.
+struct HeaderBuf {
+    buf: AlignedBuf,
+    len: usize,
+}
+
+impl HeaderBuf {
+    fn new(bytes: &[u8]) -> tiered_kv_types::Result<Self> {
+        let pages = bytes.len().next_multiple_of(tiered_kv_io::PAGE_BYTES as usize);
+        let mut buf = AlignedBuf::new(pages)?;
+        buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        Ok(Self { buf, len: bytes.len() })
+    }
+}
+
+impl ReadBuf for HeaderBuf {
+    fn as_slice(&self) -> &[u8] {
+        &self.buf.as_slice()[..self.len]
+    }
+}

@@ -1,0 +1,239 @@
+//! Making room, and taking blocks out: leaves first, clean ones only, never one that is held.
+
+use super::alloc::Alloc;
+use super::table::OnDrive;
+use super::{BlockId, Machine, SlotId};
+use crate::log::LogKind;
+use crate::resident::Filling;
+use smallvec::SmallVec;
+use tiered_kv_types::{MissReason, Tier, round_up_to_page};
+
+/// Most blocks that one allocation evicts to empty a segment of another size class.
+const MAX_CLASS_EVICTIONS: usize = 65_536;
+
+impl Machine {
+    /// Slots in memory for one block of a namespace: all of its slabs, or none.
+    pub(super) fn memory_for(&mut self, ns: u32) -> Option<Filling> {
+        let lens: SmallVec<[u64; 1]> = self.layout(ns).slab_bytes().into();
+        self.memory_for_slabs(&lens)
+    }
+
+    pub(super) fn memory_for_slabs(&mut self, lens: &[u64]) -> Option<Filling> {
+        let mut filling = Filling::new(self.freed.clone());
+        for len in lens {
+            let class = round_up_to_page(*len);
+            let id = self.memory_slot(class)?;
+            let segment = u64::from(id.segment) * self.memory.geometry().segment_bytes;
+            let Some(slot) = self.arena.take(segment + self.memory.offset(id), class) else {
+                // Cannot happen while the allocator and the arena agree; the slot is not handed out.
+                tracing::error!(?id, "a free slot is still owned: it is left unused");
+                return None;
+            };
+            filling.push(slot, id, *len);
+        }
+        Some(filling)
+    }
+
+    fn memory_slot(&mut self, class: u64) -> Option<SlotId> {
+        self.reclaim();
+        loop {
+            if let Alloc::Slot(id) = self.memory.alloc(class) {
+                return Some(id);
+            }
+            if !self.evict_one(Tier::Dram, class) {
+                break;
+            }
+        }
+        if self.memory.owns_segments(class) {
+            return None;
+        }
+        // The class has no segment at all: another gives up blocks until a segment of it is empty.
+        for _ in 0..MAX_CLASS_EVICTIONS {
+            if !self.evict_of_other_class(Tier::Dram, class) {
+                return None;
+            }
+            if let Alloc::Slot(id) = self.memory.alloc(class) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Evicts the block of `tier` that should go first among those with slots of `class`.
+    pub(super) fn evict_one(&mut self, tier: Tier, class: u64) -> bool {
+        self.evict_matching(tier, |shape| shape.contains(&class))
+    }
+
+    pub(super) fn evict_of_other_class(&mut self, tier: Tier, class: u64) -> bool {
+        self.evict_matching(tier, |shape| !shape.contains(&class))
+    }
+
+    fn evict_matching(&mut self, tier: Tier, matches: impl Fn(&[u64]) -> bool) -> bool {
+        for shape in 0..self.shapes.len() {
+            if !matches(&self.shapes[shape]) {
+                continue;
+            }
+            let shape = u32::try_from(shape).expect("few shapes");
+            let (table, index) = (&self.table, &self.index);
+            let mut busy = |id: BlockId| {
+                tier == Tier::Dram && table.get(id).is_none_or(|b| !index.is_unpinned(&b.key))
+            };
+            let victim = self.policy.victim(tier, shape, self.now.mono, &mut busy);
+            if let Some(id) = victim
+                && self.evict(tier, id)
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn evict(&mut self, tier: Tier, id: BlockId) -> bool {
+        match tier {
+            Tier::Dram => self.evict_from_memory(id),
+            _ => self.evict_from_drive(id),
+        }
+    }
+
+    fn evict_from_memory(&mut self, id: BlockId) -> bool {
+        let Some(block) = self.table.get(id) else { return false };
+        let (key, bytes, durable) = (block.key, block.bytes(), block.is_durable());
+        if !self.index.evict(&key) {
+            return false;
+        }
+        self.leave_memory(id);
+        self.counters.evicted_dram += 1;
+        self.counters.evicted_dram_bytes += bytes;
+        self.log.push(self.now, LogKind::Evicted, &key, Some(Tier::Dram));
+        if durable {
+            self.refresh_with_parent(id);
+        } else {
+            self.remove_block(id, MissReason::Absent);
+        }
+        self.reclaim();
+        true
+    }
+
+    /// Books a block out of memory, after its copy left the index.
+    pub(super) fn leave_memory(&mut self, id: BlockId) {
+        let block = self.table.get_mut(id).expect("the caller holds a live block");
+        block.in_dram = false;
+        self.policy.removed(Tier::Dram, id);
+        self.table.count_child(id, Tier::Dram, false);
+    }
+
+    pub(super) fn evict_from_drive(&mut self, id: BlockId) -> bool {
+        let Some(block) = self.table.get(id) else { return false };
+        if !block.is_durable() || block.load.is_some() {
+            return false;
+        }
+        let (key, bytes, in_dram) = (block.key, block.bytes(), block.in_dram);
+        self.leave_drive(id);
+        self.counters.evicted_nvme += 1;
+        self.counters.evicted_nvme_bytes += bytes;
+        self.log.push(self.now, LogKind::Evicted, &key, Some(Tier::Nvme));
+        if in_dram {
+            self.refresh_with_parent(id);
+        } else {
+            self.remove_block(id, MissReason::Absent);
+        }
+        true
+    }
+
+    /// Frees a block's slots on the drive and books it out there.
+    pub(super) fn leave_drive(&mut self, id: BlockId) {
+        let block = self.table.get_mut(id).expect("the caller holds a live block");
+        let key = block.key;
+        let slots = match std::mem::replace(&mut block.drive, OnDrive::None) {
+            OnDrive::None => return,
+            OnDrive::Writing(slots) | OnDrive::Durable(slots) => slots,
+        };
+        let doomed = block.doomed;
+        if let Some(drive) = &mut self.drive {
+            slots.iter().for_each(|slot| drive.slots.free(*slot));
+        }
+        if !doomed {
+            self.index.update(&key, |entry| entry.on_nvme = false);
+            self.policy.removed(Tier::Nvme, id);
+            self.table.count_child(id, Tier::Nvme, false);
+        }
+    }
+
+    /// Takes a block out of every tier. Waiters of its load get `reason`; slots under a read or a write
+    /// are freed when that has ended.
+    pub(super) fn remove_block(&mut self, id: BlockId, reason: MissReason) {
+        let Some(block) = self.table.get_mut(id) else { return };
+        if block.doomed {
+            return;
+        }
+        let key = block.key;
+        let waiters = block.load.as_mut().map(std::mem::take).unwrap_or_default();
+        let writing = matches!(block.drive, OnDrive::Writing(_));
+        let loading = block.load.is_some();
+        self.make_clean(id);
+        self.index.update(&key, |entry| {
+            entry.resident = None;
+            entry.on_nvme = false;
+            entry.loading = false;
+            entry.block = None;
+        });
+        if self.table.get(id).is_some_and(|b| b.in_dram) {
+            self.leave_memory(id);
+        }
+        if writing || loading {
+            self.policy.removed(Tier::Nvme, id);
+            self.table.count_child(id, Tier::Nvme, false);
+        } else {
+            self.leave_drive(id);
+        }
+        let parent = self.table.parent_of(id);
+        self.table.unmap(id);
+        if !(writing || loading) {
+            self.table.forget(id);
+        }
+        if let Some(parent) = parent {
+            self.refresh(parent);
+        }
+        for (op, item) in waiters {
+            self.load_missed.push((op, item, reason));
+        }
+        self.reclaim();
+    }
+
+    /// Frees a doomed block once nothing is in flight on its slots.
+    pub(super) fn bury(&mut self, id: BlockId) {
+        let Some(block) = self.table.get(id) else { return };
+        let in_flight = matches!(block.drive, OnDrive::Writing(_)) || block.load.is_some();
+        if block.doomed && !in_flight {
+            self.leave_drive(id);
+            self.table.forget(id);
+        }
+    }
+
+    /// Takes a block off the queue of those that wait to be durable.
+    pub(super) fn make_clean(&mut self, id: BlockId) {
+        let Some(block) = self.table.get_mut(id) else { return };
+        if let Some(seq) = block.dirty.take() {
+            self.dirty_bytes -= block.bytes();
+            self.dirty.remove(&seq);
+        }
+    }
+
+    /// Tells the policy whether the block may be evicted: a clean leaf that nothing is in flight on.
+    pub(super) fn refresh(&mut self, id: BlockId) {
+        let Some(block) = self.table.get(id) else { return };
+        let kin = self.table.kin(&block.key);
+        let idle = block.dirty.is_none() && !block.doomed;
+        let dram = idle && block.in_dram && kin.dram == 0;
+        let drive = idle && block.is_durable() && block.load.is_none() && kin.drive == 0;
+        self.policy.set_candidate(Tier::Dram, id, dram);
+        self.policy.set_candidate(Tier::Nvme, id, drive);
+    }
+
+    pub(super) fn refresh_with_parent(&mut self, id: BlockId) {
+        self.refresh(id);
+        if let Some(parent) = self.table.parent_of(id) {
+            self.refresh(parent);
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Getting blocks: pin what is in memory, load the rest once for all waiters, miss with a reason.
+
+use super::table::OnDrive;
+use super::{BlockId, Command, GetItem, LoadFault, Machine, Op, OpId, Outcome, SlabRead};
+use crate::log::LogKind;
+use crate::resident::{Filled, Resident};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use tiered_kv_io::Nanos;
+use tiered_kv_types::{BlockKey, MissReason, Tier};
+
+#[derive(Debug)]
+enum State {
+    Hit(Arc<Resident>, Tier),
+    Loading,
+    Copying(Tier),
+    Done(Tier),
+    Miss(MissReason),
+}
+
+/// A get in progress.
+#[derive(Debug)]
+pub(super) struct GetOp {
+    ns: u32,
+    keys: Vec<BlockKey>,
+    states: Vec<State>,
+    loading: usize,
+    copying: usize,
+    deadline: Nanos,
+    /// Copy into the caller's buffers.
+    into: bool,
+    /// Count as a request of its own.
+    count: bool,
+    ended: bool,
+}
+
+impl GetOp {
+    pub(super) fn new(
+        ns: u32,
+        keys: Vec<BlockKey>,
+        deadline: Nanos,
+        into: bool,
+        count: bool,
+    ) -> Self {
+        let states = Vec::with_capacity(keys.len());
+        Self { ns, keys, states, loading: 0, copying: 0, deadline, into, count, ended: false }
+    }
+
+    /// Settles one block; returns what is to be copied out for it.
+    fn settle(&mut self, item: usize, state: State) -> Option<Arc<Resident>> {
+        let (state, copy) = match state {
+            State::Hit(resident, tier) if self.into => {
+                self.copying += 1;
+                (State::Copying(tier), Some(resident))
+            }
+            other => (other, None),
+        };
+        match self.states.get_mut(item) {
+            Some(slot) => *slot = state,
+            None => self.states.push(state),
+        }
+        copy
+    }
+}
+
+impl Machine {
+    pub(super) fn get(&mut self, op: OpId, mut get: GetOp, out: &mut Vec<Command>) {
+        let deadline = get.deadline;
+        let mut no_space = false;
+        for item in 0..get.keys.len() {
+            let state = self.find(op, item, &get, &mut no_space, out);
+            get.loading += usize::from(matches!(state, State::Loading));
+            if let Some(from) = get.settle(item, state) {
+                out.push(Command::CopyOut { op, item, from });
+            }
+        }
+        if get.count {
+            let leaf_first: Vec<BlockKey> = get.keys.iter().rev().copied().collect();
+            self.accessed(get.ns, &leaf_first);
+        }
+        self.ops.insert(op, Op::Get(get));
+        self.timers.insert((deadline, op));
+        self.finish_get(op, out);
+    }
+
+    /// One block of a get: a hit in memory, a load joined or begun, or a miss. Once one load found no
+    /// room, later ones are not begun: the get is cut to the prefix that it could take.
+    fn find(
+        &mut self,
+        op: OpId,
+        item: usize,
+        get: &GetOp,
+        no_space: &mut bool,
+        out: &mut Vec<Command>,
+    ) -> State {
+        let key = Self::full(get.ns, get.keys[item]);
+        let Some(id) = self.table.id(&key) else { return State::Miss(MissReason::Absent) };
+        if let Some(resident) = self.index.pin(&key) {
+            return State::Hit(resident, Tier::Dram);
+        }
+        let block = self.table.get_mut(id).expect("mapped blocks exist");
+        let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
+        if let Some(waiters) = &mut block.load {
+            waiters.push((op, item));
+            return State::Loading;
+        }
+        if lens.as_slice() != self.layout(get.ns).slab_bytes() {
+            return State::Miss(MissReason::Length);
+        }
+        if *no_space {
+            return State::Miss(MissReason::NoSpace);
+        }
+        let bytes: u64 = lens.iter().sum();
+        if self.loading_bytes > 0 && self.loading_bytes + bytes > self.limits.load_high_bytes {
+            *no_space = true;
+            return State::Miss(MissReason::LoadCap);
+        }
+        match self.begin_load(id, &lens, out) {
+            true => {
+                let block = self.table.get_mut(id).expect("mapped blocks exist");
+                block.load.get_or_insert_default().push((op, item));
+                State::Loading
+            }
+            false => {
+                *no_space = true;
+                State::Miss(MissReason::NoSpace)
+            }
+        }
+    }
+
+    /// Begins to load a block from the drive into memory, if slots for it can be had.
+    fn begin_load(&mut self, id: BlockId, lens: &[u64], out: &mut Vec<Command>) -> bool {
+        // Marked first, so that making room does not evict what is about to be read.
+        let block = self.table.get_mut(id).expect("mapped blocks exist");
+        block.load = Some(Vec::new());
+        let key = block.key;
+        self.refresh(id);
+        let Some(into) = self.memory_for_slabs(lens) else {
+            self.table.get_mut(id).expect("mapped blocks exist").load = None;
+            self.refresh(id);
+            return false;
+        };
+        let block = self.table.get(id).expect("mapped blocks exist");
+        let drive = self.drive.as_ref().expect("a block outside memory is on the drive");
+        let OnDrive::Durable(slots) = &block.drive else {
+            unreachable!("a block outside memory is durable: dirty blocks are not evicted");
+        };
+        let reads = slots.iter().zip(&block.slabs).map(|(slot, (_, crc))| {
+            let (file, offset) = drive.place(*slot);
+            SlabRead { file, offset, crc: *crc }
+        });
+        out.push(Command::Load { block: id, reads: reads.collect(), into });
+        self.index.update(&key, |entry| entry.loading = true);
+        self.loading_bytes += lens.iter().sum::<u64>();
+        true
+    }
+
+    pub(super) fn load_done(
+        &mut self,
+        id: BlockId,
+        result: Result<Filled, LoadFault>,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(block) = self.table.get_mut(id) else { return };
+        let (bytes, doomed, key) = (block.bytes(), block.doomed, block.key);
+        let waiters = block.load.take().unwrap_or_default();
+        self.loading_bytes -= bytes;
+        if doomed {
+            self.bury(id);
+            return;
+        }
+        match result {
+            Ok(filled) => {
+                self.counters.onboarded += 1;
+                self.counters.onboarded_bytes += bytes;
+                self.enter_memory(id, filled);
+                self.admit_to_policy(id, Tier::Dram);
+                self.refresh_with_parent(id);
+                for (op, item) in waiters {
+                    let resident = self.index.pin(&key).expect("it has just entered memory");
+                    self.load_settled(op, item, State::Hit(resident, Tier::Nvme), out);
+                }
+            }
+            Err(fault) => {
+                let reason = match fault {
+                    LoadFault::Corrupt => MissReason::Corrupt,
+                    LoadFault::Io => MissReason::IoError,
+                };
+                self.counters.load_faults += 1;
+                self.counters.corrupt_nvme += u64::from(fault == LoadFault::Corrupt);
+                self.log.push(self.now, LogKind::Fault(reason), &key, Some(Tier::Nvme));
+                self.quarantine(id);
+                self.remove_block(id, reason);
+                for (op, item) in waiters {
+                    self.load_settled(op, item, State::Miss(reason), out);
+                }
+            }
+        }
+    }
+
+    fn load_settled(&mut self, op: OpId, item: usize, state: State, out: &mut Vec<Command>) {
+        let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
+        if !matches!(get.states[item], State::Loading) {
+            return;
+        }
+        get.loading -= 1;
+        if let Some(from) = get.settle(item, state) {
+            out.push(Command::CopyOut { op, item, from });
+        }
+        self.finish_get(op, out);
+    }
+
+    /// Tells waiters of blocks that were removed meanwhile.
+    pub(super) fn settle_missed(&mut self, out: &mut Vec<Command>) {
+        while let Some((op, item, reason)) = self.load_missed.pop() {
+            self.load_settled(op, item, State::Miss(reason), out);
+        }
+    }
+
+    pub(super) fn copied_out(
+        &mut self,
+        op: OpId,
+        item: usize,
+        intact: bool,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
+        get.copying -= 1;
+        let key = Self::full(get.ns, get.keys[item]);
+        let tier = match get.states[item] {
+            State::Copying(tier) => tier,
+            _ => unreachable!("only a block that is being copied ends its copy"),
+        };
+        get.states[item] =
+            if intact { State::Done(tier) } else { State::Miss(MissReason::Corrupt) };
+        if !intact {
+            self.memory_corrupt(key);
+        }
+        self.finish_get(op, out);
+    }
+
+    /// A copy in memory no longer has its checksum: it is dropped; a durable copy stays.
+    fn memory_corrupt(&mut self, key: crate::index::FullKey) {
+        self.counters.corrupt_dram += 1;
+        self.log.push(self.now, LogKind::Fault(MissReason::Corrupt), &key, Some(Tier::Dram));
+        let Some(id) = self.table.id(&key) else { return };
+        let block = self.table.get(id).expect("mapped blocks exist");
+        if !block.is_durable() {
+            self.remove_block(id, MissReason::Corrupt);
+        } else if block.in_dram {
+            self.index.update(&key, |entry| entry.resident = None);
+            self.leave_memory(id);
+            self.refresh_with_parent(id);
+            self.reclaim();
+        }
+    }
+
+    /// Ends a get early: what is still loading misses; copies into the caller's memory end first.
+    pub(super) fn end_get(&mut self, op: OpId, reason: MissReason, out: &mut Vec<Command>) {
+        let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
+        get.ended = true;
+        get.loading = 0;
+        for state in &mut get.states {
+            if matches!(state, State::Loading) {
+                *state = State::Miss(reason);
+            }
+        }
+        self.finish_get(op, out);
+    }
+
+    fn finish_get(&mut self, op: OpId, out: &mut Vec<Command>) {
+        let Some(Op::Get(get)) = self.ops.get(&op) else { return };
+        if get.loading > 0 || get.copying > 0 {
+            return;
+        }
+        let Some(Op::Get(get)) = self.ops.remove(&op) else { return };
+        let deadline = get.deadline;
+        let outcome = self.report(get);
+        self.complete(op, deadline, outcome, out);
+    }
+
+    fn report(&mut self, get: GetOp) -> Outcome {
+        let block_bytes = self.layout(get.ns).block_bytes();
+        let mut into = Vec::new();
+        let mut items = Vec::new();
+        for state in get.states {
+            let (result, source) = match state {
+                State::Hit(resident, tier) => (Ok(Some(resident)), tier),
+                State::Done(tier) => (Ok(None), tier),
+                State::Miss(reason) => (Err(reason), Tier::Dram),
+                State::Loading | State::Copying(_) => unreachable!("every block is settled"),
+            };
+            match &result {
+                Ok(_) => self.counters.hit(source, block_bytes),
+                Err(reason) => self.counters.missed(*reason),
+            }
+            match result {
+                Ok(Some(resident)) => items.push(GetItem { result: Ok(resident), source }),
+                Ok(None) => into.push(Ok(source)),
+                Err(reason) if get.into => into.push(Err(reason)),
+                Err(reason) => items.push(GetItem { result: Err(reason), source }),
+            }
+        }
+        if get.into { Outcome::Into(into) } else { Outcome::Get(items) }
+    }
+}

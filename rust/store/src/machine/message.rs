@@ -1,0 +1,159 @@
+//! What goes into the state machine and what comes out of it.
+
+use crate::resident::{Filled, Filling, Resident};
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tiered_kv_io::{FileId, Nanos};
+use tiered_kv_types::{BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, Tier};
+
+/// Number of a call in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// Number of a block in the table; reused after the block is gone.
+pub(crate) type BlockId = tiered_kv_policy::BlockId;
+
+/// The time at which a step happens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Now {
+    /// Monotonic nanoseconds.
+    pub(crate) mono: Nanos,
+    /// Nanoseconds since 1970.
+    pub(crate) unix_ns: u64,
+}
+
+/// One block of a put.
+#[derive(Clone, Copy, Debug)]
+pub struct PutItem {
+    /// Its key.
+    pub key: BlockKey,
+    /// The key of the block before it in its chain.
+    pub parent: Option<BlockKey>,
+    /// What is known of it.
+    pub info: BlockInfo,
+}
+
+/// What became of one block of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PutStatus {
+    /// Stored and visible.
+    Stored = 0,
+    /// The key was stored already: nothing was written.
+    Exists = 1,
+    /// Too many bytes wait to be written, or no slot could be freed: try again later.
+    Throttled = 2,
+    /// The deadline passed, or the call was cancelled: nothing was stored.
+    Ended = 3,
+}
+
+/// One block of a finished get.
+#[derive(Debug)]
+pub(crate) struct GetItem {
+    pub(crate) result: Result<Arc<Resident>, MissReason>,
+    /// The tier that it came from, on a hit.
+    pub(crate) source: Tier,
+}
+
+/// What a flush achieved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushReport {
+    /// Blocks that wait still, because the deadline passed first.
+    pub pending: u64,
+    /// Blocks that could not be made durable: they are in memory only.
+    pub failed: u64,
+    /// There is no durable tier.
+    pub no_durable_tier: bool,
+}
+
+impl FlushReport {
+    /// Whether everything stored before the call is durable.
+    pub fn all_durable(&self) -> bool {
+        self.pending == 0 && self.failed == 0 && !self.no_durable_tier
+    }
+}
+
+/// How a call ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Put(Vec<PutStatus>),
+    Get(Vec<GetItem>),
+    Into(Vec<Result<Tier, MissReason>>),
+    Flush(FlushReport),
+    Reserved(Vec<Result<Filling, PutStatus>>),
+    /// Blocks that were dropped undurable.
+    Closed(u64),
+}
+
+/// Why a load failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadFault {
+    Io,
+    Corrupt,
+}
+
+/// A segment file as recovery read it.
+#[derive(Debug)]
+pub(crate) struct FoundSegment {
+    pub(crate) segment: u32,
+    pub(crate) file: FileId,
+    /// `None` where the header page is not sound or not ours: the segment is then prepared anew.
+    pub(crate) header: Option<SegmentHeader>,
+    pub(crate) records: Vec<(u32, RecordHeader)>,
+    pub(crate) damaged: u64,
+}
+
+/// Something that happened outside.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Put { op: OpId, ns: u32, items: Vec<PutItem>, deadline: Nanos },
+    CopiedIn { op: OpId, item: usize, filled: Filled },
+    Reserve { op: OpId, ns: u32, items: Vec<PutItem> },
+    Publish { op: OpId, ns: u32, items: Vec<(PutItem, Filled)> },
+    Get { op: OpId, ns: u32, keys: Vec<BlockKey>, deadline: Nanos, into: bool, count: bool },
+    CopiedOut { op: OpId, item: usize, intact: bool },
+    LoadDone { block: BlockId, result: Result<Filled, LoadFault> },
+    SegmentReady { segment: u32, result: std::io::Result<FileId> },
+    SlabsWritten { group: u64, block: BlockId, ok: bool },
+    HeadersWritten { group: u64, ok: bool },
+    Synced { group: u64, ok: bool },
+    /// One request's blocks, leaf first.
+    Accessed { ns: u32, keys: Vec<BlockKey> },
+    Flush { op: OpId, deadline: Nanos },
+    Cancel { op: OpId },
+    Close { op: OpId, deadline: Nanos },
+    Found(FoundSegment),
+    Recovered,
+    Tick,
+}
+
+/// One slab of a load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlabRead {
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    pub(crate) crc: u32,
+}
+
+/// Bytes for the header table of a segment.
+#[derive(Debug)]
+pub(crate) struct HeaderWrite {
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Something to be done outside.
+#[derive(Debug)]
+pub(crate) enum Command {
+    CopyIn { op: OpId, item: usize, into: Filling },
+    CopyOut { op: OpId, item: usize, from: Arc<Resident> },
+    Load { block: BlockId, reads: SmallVec<[SlabRead; 1]>, into: Filling },
+    /// Create the file, or rewrite its header page and table (`image`).
+    PrepareSegment { segment: u32, file: Option<FileId>, image: Vec<u8> },
+    WriteSlabs { group: u64, block: BlockId, from: Arc<Resident>, to: Vec<(FileId, u64)> },
+    WriteHeaders { group: u64, writes: Vec<HeaderWrite> },
+    Sync { group: u64, files: BTreeSet<FileId> },
+    Complete { op: OpId, outcome: Outcome },
+}

@@ -1,0 +1,306 @@
+//! The state machine: every decision of the store, without threads, clocks or I/O.
+//!
+//! `step(now, events) -> commands`. What is resident, what is loading, who waits, what is written behind
+//! and in which group, what is evicted, what recovery believes: all of it is decided here, one step at a
+//! time, so that a seeded simulator drives the very same code as production.
+
+mod alloc;
+mod audit;
+mod evict;
+mod flush;
+mod get;
+mod message;
+mod offload;
+mod put;
+mod recover;
+mod table;
+
+pub use alloc::SlotId;
+pub(crate) use alloc::{Geometry, SlotAllocator};
+pub use audit::Audit;
+pub(crate) use message::*;
+pub use message::{FlushReport, OpId, PutItem, PutStatus};
+
+use crate::index::{FullKey, KeyHasher, ReadIndex};
+use crate::log::EventLog;
+use crate::resident::FreedSlots;
+use crate::stats::Counters;
+use flush::FlushOp;
+use get::GetOp;
+use hashbrown::HashMap;
+use offload::Drive;
+use put::PutOp;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use table::BlockTable;
+use tiered_kv_io::{Arena, Nanos};
+use tiered_kv_policy::Policy;
+use tiered_kv_types::{KvLayout, NamespaceId, round_up_to_page};
+
+/// Bounds that the configuration sets, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) dirty_high_bytes: u64,
+    pub(crate) load_high_bytes: u64,
+}
+
+/// What the machine works on and shares with its drivers.
+pub(crate) struct Parts {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) index: Arc<ReadIndex>,
+    pub(crate) freed: FreedSlots,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) limits: Limits,
+    pub(crate) memory: Geometry,
+    pub(crate) drive: Option<DriveParts>,
+    pub(crate) hasher: KeyHasher,
+    pub(crate) log_entries: usize,
+}
+
+/// Geometry and identity of the drive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DriveParts {
+    pub(crate) store: [u8; 16],
+    pub(crate) geometry: Geometry,
+}
+
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    pub(crate) id: NamespaceId,
+    /// Known once a caller opened the namespace; recovery knows digests only.
+    pub(crate) layout: Option<KvLayout>,
+    shape: Option<u32>,
+}
+
+/// A call in progress.
+#[derive(Debug)]
+enum Op {
+    Put(PutOp),
+    Get(GetOp),
+    Flush(FlushOp),
+    Close { deadline: Nanos },
+}
+
+pub(crate) struct Machine {
+    now: Now,
+    limits: Limits,
+    arena: Arc<Arena>,
+    index: Arc<ReadIndex>,
+    freed: FreedSlots,
+    policy: Box<dyn Policy>,
+    memory: SlotAllocator,
+    drive: Option<Drive>,
+    table: BlockTable,
+    namespaces: Vec<Namespace>,
+    ns_by_id: HashMap<NamespaceId, u32, KeyHasher>,
+    /// Size classes of the slabs of a block, one entry for each combination met.
+    shapes: Vec<SmallVec<[u64; 1]>>,
+    ops: HashMap<OpId, Op, KeyHasher>,
+    timers: BTreeSet<(Nanos, OpId)>,
+    /// Blocks that wait to be durable, in the order in which they became visible.
+    dirty: BTreeMap<u64, BlockId>,
+    dirty_bytes: u64,
+    copying_bytes: u64,
+    loading_bytes: u64,
+    flushes: BTreeSet<OpId>,
+    /// Blocks that will not become durable and that no flush has reported yet.
+    undurable_unreported: u64,
+    closing: Option<OpId>,
+    /// Waiters of loads whose block was removed, told at the end of the step.
+    load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
+    next_dirty: u64,
+    next_generation: u64,
+    next_put: u64,
+    found: Option<recover::Found>,
+    pub(crate) counters: Counters,
+    pub(crate) log: EventLog,
+}
+
+impl Machine {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let hasher = parts.hasher;
+        Self {
+            now: Now::default(),
+            limits: parts.limits,
+            arena: parts.arena,
+            index: parts.index,
+            freed: parts.freed,
+            policy: parts.policy,
+            memory: SlotAllocator::new(parts.memory, false),
+            drive: parts.drive.map(Drive::new),
+            table: BlockTable::new(hasher.clone()),
+            namespaces: Vec::new(),
+            ns_by_id: HashMap::with_hasher(hasher.clone()),
+            shapes: Vec::new(),
+            ops: HashMap::with_hasher(hasher),
+            timers: BTreeSet::new(),
+            dirty: BTreeMap::new(),
+            dirty_bytes: 0,
+            copying_bytes: 0,
+            loading_bytes: 0,
+            flushes: BTreeSet::new(),
+            undurable_unreported: 0,
+            closing: None,
+            load_missed: Vec::new(),
+            next_dirty: 0,
+            next_generation: 1,
+            next_put: 1,
+            found: None,
+            counters: Counters::default(),
+            log: EventLog::new(parts.log_entries),
+        }
+    }
+
+    /// Takes in what happened and says what is to be done.
+    pub(crate) fn step(
+        &mut self,
+        now: Now,
+        events: impl IntoIterator<Item = Event>,
+        out: &mut Vec<Command>,
+    ) {
+        self.now.mono = self.now.mono.max(now.mono);
+        self.now.unix_ns = now.unix_ns;
+        self.reclaim();
+        for event in events {
+            self.handle(event, out);
+        }
+        self.expire(out);
+        self.settle_missed(out);
+        self.pump_offload(out);
+        self.settle_flushes(out);
+    }
+
+    fn handle(&mut self, event: Event, out: &mut Vec<Command>) {
+        match event {
+            Event::Put { op, ns, items, deadline } => self.put(op, ns, items, deadline, out),
+            Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
+            Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
+            Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
+            Event::Get { op, ns, keys, deadline, into, count } => {
+                self.get(op, GetOp::new(ns, keys, deadline, into, count), out);
+            }
+            Event::CopiedOut { op, item, intact } => self.copied_out(op, item, intact, out),
+            Event::LoadDone { block, result } => self.load_done(block, result, out),
+            Event::SegmentReady { segment, result } => self.segment_ready(segment, result),
+            Event::SlabsWritten { group, block, ok } => self.slabs_written(group, block, ok, out),
+            Event::HeadersWritten { group, ok } => self.headers_written(group, ok, out),
+            Event::Synced { group, ok } => self.synced(group, ok, out),
+            Event::Accessed { ns, keys } => self.accessed(ns, &keys),
+            Event::Flush { op, deadline } => self.flush(op, deadline),
+            Event::Cancel { op } => self.end_op(op, tiered_kv_types::MissReason::Cancelled, out),
+            Event::Close { op, deadline } => self.close(op, deadline, out),
+            Event::Found(found) => self.found_segment(found),
+            Event::Recovered => self.recovered(),
+            Event::Tick => {}
+        }
+    }
+
+    /// Gives slots whose last owner is gone back to the allocator.
+    fn reclaim(&mut self) {
+        while let Some(slot) = self.freed.pop() {
+            self.memory.free(slot);
+        }
+    }
+
+    /// Ends every call whose deadline has passed.
+    fn expire(&mut self, out: &mut Vec<Command>) {
+        while let Some((deadline, op)) = self.timers.first().copied() {
+            if deadline > self.now.mono {
+                break;
+            }
+            self.timers.remove(&(deadline, op));
+            self.end_op(op, tiered_kv_types::MissReason::Deadline, out);
+        }
+    }
+
+    /// When the next step is due if nothing else happens.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        let timer = self.timers.first().map(|(deadline, _)| *deadline);
+        let drive = self.drive.as_ref().and_then(Drive::retry_at);
+        timer.into_iter().chain(drive).min()
+    }
+
+    /// The number of a namespace, met before or not.
+    pub(crate) fn namespace(&mut self, id: NamespaceId) -> u32 {
+        if let Some(ns) = self.ns_by_id.get(&id) {
+            return *ns;
+        }
+        let ns = u32::try_from(self.namespaces.len()).expect("fewer than 2^32 namespaces");
+        self.namespaces.push(Namespace { id, layout: None, shape: None });
+        self.ns_by_id.insert(id, ns);
+        ns
+    }
+
+    /// Opens a namespace for a caller. `Err` says which tier's slots are too small, and the slot's bytes.
+    pub(crate) fn open_namespace(
+        &mut self,
+        id: NamespaceId,
+        layout: &KvLayout,
+    ) -> Result<u32, (tiered_kv_types::Tier, u64)> {
+        let classes: SmallVec<[u64; 1]> =
+            layout.slab_bytes().iter().map(|b| round_up_to_page(*b)).collect();
+        for class in &classes {
+            if !self.memory.fits(*class) {
+                return Err((tiered_kv_types::Tier::Dram, *class));
+            }
+            if self.drive.as_ref().is_some_and(|d| !d.slots.fits(*class)) {
+                return Err((tiered_kv_types::Tier::Nvme, *class));
+            }
+        }
+        let ns = self.namespace(id);
+        let shape = self.shape(&classes);
+        let entry = &mut self.namespaces[ns as usize];
+        entry.layout = Some(layout.clone());
+        entry.shape = Some(shape);
+        Ok(ns)
+    }
+
+    fn shape(&mut self, classes: &[u64]) -> u32 {
+        let at = self.shapes.iter().position(|s| s.as_slice() == classes).unwrap_or_else(|| {
+            self.shapes.push(classes.into());
+            self.shapes.len() - 1
+        });
+        u32::try_from(at).expect("few shapes")
+    }
+
+    fn layout(&self, ns: u32) -> &KvLayout {
+        let layout = self.namespaces[ns as usize].layout.as_ref();
+        layout.expect("calls name a namespace that was opened")
+    }
+
+    fn full(ns: u32, key: tiered_kv_types::BlockKey) -> FullKey {
+        FullKey { ns, key }
+    }
+
+    /// One access a block, leaf first.
+    fn accessed(&mut self, ns: u32, keys: &[tiered_kv_types::BlockKey]) {
+        for key in keys {
+            if let Some(id) = self.table.id(&Self::full(ns, *key)) {
+                self.policy.accessed(id, self.now.mono);
+            }
+        }
+    }
+
+    /// Ends a call early: by deadline, cancellation or close.
+    fn end_op(
+        &mut self,
+        op: OpId,
+        reason: tiered_kv_types::MissReason,
+        out: &mut Vec<Command>,
+    ) {
+        match self.ops.get_mut(&op) {
+            Some(Op::Put(_)) => self.end_put(op, out),
+            Some(Op::Get(_)) => self.end_get(op, reason, out),
+            Some(Op::Flush(_)) => self.end_flush(op, out),
+            Some(Op::Close { .. }) => self.finish_close(op, out),
+            None => {}
+        }
+    }
+
+    fn complete(&mut self, op: OpId, deadline: Nanos, outcome: Outcome, out: &mut Vec<Command>) {
+        self.timers.remove(&(deadline, op));
+        self.ops.remove(&op);
+        out.push(Command::Complete { op, outcome });
+    }
+}

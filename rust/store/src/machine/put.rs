@@ -1,0 +1,269 @@
+//! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
+
+use super::table::{Block, OnDrive};
+use super::{BlockId, Command, Machine, Op, OpId, Outcome, PutItem, PutStatus};
+use crate::log::LogKind;
+use crate::resident::{Filled, Filling};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use tiered_kv_io::Nanos;
+use tiered_kv_policy::Facts;
+use tiered_kv_types::{ComputedBy, MissReason, Tier};
+
+/// A put in progress.
+#[derive(Debug)]
+pub(super) struct PutOp {
+    ns: u32,
+    items: Vec<PutItem>,
+    statuses: Vec<Option<PutStatus>>,
+    filled: Vec<Option<Filled>>,
+    copying: usize,
+    deadline: Nanos,
+    ended: bool,
+}
+
+impl Machine {
+    pub(super) fn put(
+        &mut self,
+        op: OpId,
+        ns: u32,
+        items: Vec<PutItem>,
+        deadline: Nanos,
+        out: &mut Vec<Command>,
+    ) {
+        let n = items.len();
+        let mut put = PutOp {
+            ns,
+            statuses: vec![None; n],
+            filled: std::iter::repeat_with(|| None).take(n).collect(),
+            copying: 0,
+            items,
+            deadline,
+            ended: false,
+        };
+        for at in 0..n {
+            match self.admit(ns, &put.items[at]) {
+                Ok(into) => {
+                    self.copying_bytes += into.bytes();
+                    self.mark_writing(ns, &put.items[at], true);
+                    put.copying += 1;
+                    out.push(Command::CopyIn { op, item: at, into });
+                }
+                Err(status) => put.statuses[at] = Some(status),
+            }
+        }
+        let copying = put.copying;
+        self.ops.insert(op, Op::Put(put));
+        if copying == 0 {
+            self.publish_put(op, out);
+        } else {
+            self.timers.insert((deadline, op));
+        }
+    }
+
+    fn mark_writing(&self, ns: u32, item: &PutItem, writing: bool) {
+        self.index.update(&Self::full(ns, item.key), |entry| {
+            entry.writing = if writing { entry.writing + 1 } else { entry.writing - 1 };
+        });
+    }
+
+    /// Slots for a block that is worth storing and can be stored now.
+    fn admit(&mut self, ns: u32, item: &PutItem) -> Result<Filling, PutStatus> {
+        if !self.supersedes(ns, item) {
+            return Err(PutStatus::Exists);
+        }
+        let bytes = self.layout(ns).block_bytes();
+        let waiting = self.dirty_bytes + self.copying_bytes;
+        if self.drive_writes() && waiting + bytes > self.limits.dirty_high_bytes {
+            return Err(self.throttle(ns, item));
+        }
+        self.memory_for(ns).ok_or_else(|| self.throttle(ns, item))
+    }
+
+    fn throttle(&mut self, ns: u32, item: &PutItem) -> PutStatus {
+        self.counters.throttled += 1;
+        self.log.push(self.now, LogKind::Throttled, &Self::full(ns, item.key), None);
+        PutStatus::Throttled
+    }
+
+    /// Whether a complete put of `item` would become the key's copy: it has none, or the one it has was
+    /// computed by decode and this one by prefill.
+    fn supersedes(&self, ns: u32, item: &PutItem) -> bool {
+        let Some(id) = self.table.id(&Self::full(ns, item.key)) else { return true };
+        let old = self.table.get(id).expect("mapped blocks exist");
+        old.info.computed == ComputedBy::Decode && item.info.computed == ComputedBy::Prefill
+    }
+
+    pub(super) fn copied_in(
+        &mut self,
+        op: OpId,
+        item: usize,
+        filled: Filled,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
+        put.filled[item] = Some(filled);
+        put.copying -= 1;
+        let (ns, done, item) = (put.ns, put.copying == 0, put.items[item]);
+        self.copying_bytes -= self.layout(ns).block_bytes();
+        self.mark_writing(ns, &item, false);
+        if done {
+            self.publish_put(op, out);
+        }
+    }
+
+    /// Makes all blocks of a put visible at once, roots before leaves.
+    fn publish_put(&mut self, op: OpId, out: &mut Vec<Command>) {
+        let Some(Op::Put(mut put)) = self.ops.remove(&op) else { return };
+        let mut published = Vec::new();
+        for at in 0..put.items.len() {
+            let Some(filled) = put.filled[at].take() else { continue };
+            let status = if put.ended {
+                PutStatus::Ended
+            } else {
+                self.publish_block(put.ns, &put.items[at], filled, &mut published)
+            };
+            put.statuses[at] = Some(status);
+        }
+        self.finish_publish(&published);
+        self.complete_put(op, put, out);
+    }
+
+    fn complete_put(&mut self, op: OpId, put: PutOp, out: &mut Vec<Command>) {
+        let status = |s: Option<PutStatus>| s.expect("every block of a put has been decided");
+        let statuses: Vec<PutStatus> = put.statuses.into_iter().map(status).collect();
+        let exists = statuses.iter().filter(|s| **s == PutStatus::Exists).count();
+        self.counters.put_exists += exists as u64;
+        self.complete(op, put.deadline, Outcome::Put(statuses), out);
+    }
+
+    pub(super) fn publish_filled(
+        &mut self,
+        op: OpId,
+        ns: u32,
+        items: Vec<(PutItem, Filled)>,
+        out: &mut Vec<Command>,
+    ) {
+        let mut published = Vec::new();
+        let mut statuses = Vec::new();
+        for (item, filled) in items {
+            statuses.push(self.publish_block(ns, &item, filled, &mut published));
+        }
+        self.finish_publish(&published);
+        self.complete(op, 0, Outcome::Put(statuses), out);
+    }
+
+    pub(super) fn reserve(
+        &mut self,
+        op: OpId,
+        ns: u32,
+        items: &[PutItem],
+        out: &mut Vec<Command>,
+    ) {
+        let slots = items.iter().map(|item| self.admit(ns, item)).collect();
+        self.complete(op, 0, Outcome::Reserved(slots), out);
+    }
+
+    /// The first complete put of a key wins; a later one is a no-op unless it supersedes.
+    fn publish_block(
+        &mut self,
+        ns: u32,
+        item: &PutItem,
+        filled: Filled,
+        published: &mut Vec<BlockId>,
+    ) -> PutStatus {
+        if !self.supersedes(ns, item) {
+            return PutStatus::Exists;
+        }
+        let key = Self::full(ns, item.key);
+        if let Some(old) = self.table.id(&key) {
+            published.retain(|id| *id != old);
+            self.remove_block(old, MissReason::Superseded);
+        }
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let layout = self.layout(ns);
+        let lens = layout.slab_bytes().iter().copied();
+        let slabs: SmallVec<[(u64, u32); 1]> = lens.zip(filled.crcs().iter().copied()).collect();
+        let shape = self.namespaces[ns as usize].shape.expect("opened");
+        let block = Block {
+            key,
+            parent: item.parent,
+            info: item.info,
+            generation,
+            put_id: self.next_put,
+            stored_unix_ns: self.now.unix_ns,
+            shape,
+            slabs,
+            in_dram: false,
+            drive: OnDrive::None,
+            dirty: None,
+            load: None,
+            doomed: false,
+        };
+        let bytes = block.bytes();
+        let id = self.table.insert(block);
+        self.enter_memory(id, filled);
+        if self.drive.is_some() {
+            self.make_dirty(id);
+        }
+        self.counters.put_stored += 1;
+        self.counters.put_bytes += bytes;
+        published.push(id);
+        PutStatus::Stored
+    }
+
+    /// Tells the policy of a batch, leaves first, so that a root is younger than what hangs on it.
+    fn finish_publish(&mut self, published: &[BlockId]) {
+        self.next_put += 1;
+        for id in published.iter().rev() {
+            self.admit_to_policy(*id, Tier::Dram);
+        }
+        for id in published {
+            self.refresh_with_parent(*id);
+        }
+    }
+
+    /// Makes filled slots the block's copy in memory. The caller tells the policy.
+    pub(super) fn enter_memory(&mut self, id: BlockId, filled: Filled) {
+        let block = self.table.get_mut(id).expect("the caller holds a live block");
+        block.in_dram = true;
+        let (key, info, generation) = (block.key, block.info, block.generation);
+        let resident = Arc::new(filled.into_resident(generation, info));
+        self.index.update(&key, |entry| {
+            entry.block = Some(id);
+            entry.info = info;
+            entry.loading = false;
+            entry.resident = Some(resident);
+        });
+        self.table.count_child(id, Tier::Dram, true);
+    }
+
+    pub(super) fn admit_to_policy(&mut self, id: BlockId, tier: Tier) {
+        let block = self.table.get(id).expect("the caller holds a live block");
+        let facts = Facts {
+            shape: block.shape,
+            depth: block.info.depth,
+            block_type: block.info.block_type,
+        };
+        self.policy.inserted(tier, id, &facts, self.now.mono);
+    }
+
+    fn make_dirty(&mut self, id: BlockId) {
+        let seq = self.next_dirty;
+        self.next_dirty += 1;
+        let block = self.table.get_mut(id).expect("the caller holds a live block");
+        block.dirty = Some(seq);
+        self.dirty_bytes += block.bytes();
+        self.dirty.insert(seq, id);
+    }
+
+    /// A put that is over time ends when its copies have ended: they own the caller's memory till then.
+    pub(super) fn end_put(&mut self, op: OpId, out: &mut Vec<Command>) {
+        let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
+        put.ended = true;
+        if put.copying == 0 {
+            self.publish_put(op, out);
+        }
+    }
+}

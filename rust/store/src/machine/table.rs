@@ -1,0 +1,200 @@
+//! The block table: every block of every tier, its state, and the kinship that keeps leaves first.
+
+use crate::index::{FullKey, KeyHasher};
+use crate::machine::{BlockId, OpId, SlotId};
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+use tiered_kv_types::{BlockInfo, BlockKey, Tier};
+
+/// Where a block stands on the drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OnDrive {
+    None,
+    /// In a group that is not durable yet.
+    Writing(SmallVec<[SlotId; 1]>),
+    Durable(SmallVec<[SlotId; 1]>),
+}
+
+/// One block.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) key: FullKey,
+    pub(crate) parent: Option<BlockKey>,
+    pub(crate) info: BlockInfo,
+    pub(crate) generation: u64,
+    pub(crate) put_id: u64,
+    pub(crate) stored_unix_ns: u64,
+    pub(crate) shape: u32,
+    /// Payload bytes and checksum of each slab.
+    pub(crate) slabs: SmallVec<[(u64, u32); 1]>,
+    /// Resident in memory.
+    pub(crate) in_dram: bool,
+    pub(crate) drive: OnDrive,
+    /// Position in the queue of blocks that wait to be durable.
+    pub(crate) dirty: Option<u64>,
+    /// Waiters (operation, item) of the load in flight, if there is one.
+    pub(crate) load: Option<Vec<(OpId, usize)>>,
+    /// Out of the table, kept until what is in flight on its slots has ended.
+    pub(crate) doomed: bool,
+}
+
+impl Block {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slabs.iter().map(|(bytes, _)| bytes).sum()
+    }
+
+    pub(crate) fn is_durable(&self) -> bool {
+        matches!(self.drive, OnDrive::Durable(_))
+    }
+
+    fn parent_key(&self) -> Option<FullKey> {
+        self.parent.map(|key| FullKey { ns: self.key.ns, key })
+    }
+}
+
+/// Children of a key, whether the key itself is stored or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kin {
+    pub(crate) dram: u32,
+    pub(crate) drive: u32,
+    pub(crate) all: u32,
+    /// Least depth of the children linked since there were none.
+    min_depth: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct BlockTable {
+    blocks: Vec<Option<Block>>,
+    free: Vec<BlockId>,
+    by_key: HashMap<FullKey, BlockId, KeyHasher>,
+    kin: HashMap<FullKey, Kin, KeyHasher>,
+    orphans: u64,
+}
+
+impl BlockTable {
+    pub(crate) fn new(hasher: KeyHasher) -> Self {
+        Self {
+            blocks: Vec::new(),
+            free: Vec::new(),
+            by_key: HashMap::with_hasher(hasher.clone()),
+            kin: HashMap::with_hasher(hasher),
+            orphans: 0,
+        }
+    }
+
+    /// Blocks in the table whose parent is not.
+    pub(crate) fn orphans(&self) -> u64 {
+        self.orphans
+    }
+
+    /// Number of blocks in the table.
+    pub(crate) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub(crate) fn id(&self, key: &FullKey) -> Option<BlockId> {
+        self.by_key.get(key).copied()
+    }
+
+    /// A block by its number, doomed ones included.
+    pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.blocks.get(id as usize).and_then(Option::as_ref)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
+        self.blocks.get_mut(id as usize).and_then(Option::as_mut)
+    }
+
+    /// The parent of a block, where it is in the table.
+    pub(crate) fn parent_of(&self, id: BlockId) -> Option<BlockId> {
+        self.get(id)?.parent_key().and_then(|key| self.id(&key))
+    }
+
+    pub(crate) fn kin(&self, key: &FullKey) -> Kin {
+        self.kin.get(key).copied().unwrap_or_default()
+    }
+
+    /// Every block, doomed ones included, in the order of their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+        let number = |i: usize| BlockId::try_from(i).expect("block numbers are u32");
+        self.blocks.iter().enumerate().filter_map(move |(i, b)| Some((number(i), b.as_ref()?)))
+    }
+
+    /// Whether linking a block of this depth to its parent keeps the chain free of circles, which would
+    /// leave no leaf to evict: depths must rise from parent to child.
+    fn may_link(&self, key: &FullKey, parent: &FullKey, depth: u32) -> bool {
+        let above = self.id(parent).and_then(|id| self.get(id)).is_none_or(|p| p.info.depth < depth);
+        let kin = self.kin(key);
+        above && key != parent && (kin.all == 0 || depth < kin.min_depth)
+    }
+
+    pub(crate) fn insert(&mut self, mut block: Block) -> BlockId {
+        let key = block.key;
+        if let Some(parent) = block.parent_key()
+            && !self.may_link(&key, &parent, block.info.depth)
+        {
+            block.parent = None;
+        }
+        let depth = block.info.depth;
+        let parent = block.parent_key();
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.blocks[id as usize] = Some(block);
+                id
+            }
+            None => {
+                self.blocks.push(Some(block));
+                BlockId::try_from(self.blocks.len() - 1).expect("fewer than 2^32 blocks")
+            }
+        };
+        let old = self.by_key.insert(key, id);
+        assert!(old.is_none(), "a key is removed before it is stored again");
+        self.orphans -= u64::from(self.kin(&key).all);
+        if let Some(parent) = parent {
+            let kin = self.kin.entry(parent).or_default();
+            kin.min_depth = if kin.all == 0 { depth } else { kin.min_depth.min(depth) };
+            kin.all += 1;
+            self.orphans += u64::from(!self.by_key.contains_key(&parent));
+        }
+        id
+    }
+
+    /// Takes the key out of the table; the block stays, doomed, until [`BlockTable::forget`].
+    pub(crate) fn unmap(&mut self, id: BlockId) {
+        let Some(block) = self.get_mut(id) else { return };
+        if std::mem::replace(&mut block.doomed, true) {
+            return;
+        }
+        let (key, parent) = (block.key, block.parent_key());
+        self.by_key.remove(&key);
+        self.orphans += u64::from(self.kin(&key).all);
+        if let Some(parent) = parent {
+            self.orphans -= u64::from(!self.by_key.contains_key(&parent));
+            self.change_kin(parent, |kin| kin.all -= 1);
+        }
+    }
+
+    /// Frees the number of a doomed block.
+    pub(crate) fn forget(&mut self, id: BlockId) {
+        debug_assert!(self.get(id).is_some_and(|b| b.doomed));
+        self.blocks[id as usize] = None;
+        self.free.push(id);
+    }
+
+    fn change_kin(&mut self, key: FullKey, change: impl FnOnce(&mut Kin)) {
+        let kin = self.kin.entry(key).or_default();
+        change(kin);
+        if kin.all == 0 {
+            self.kin.remove(&key);
+        }
+    }
+
+    /// Counts the block among its parent's resident children of `tier`, or takes it off.
+    pub(crate) fn count_child(&mut self, id: BlockId, tier: Tier, present: bool) {
+        let Some(parent) = self.get(id).and_then(Block::parent_key) else { return };
+        self.change_kin(parent, |kin| {
+            let count = if tier == Tier::Dram { &mut kin.dram } else { &mut kin.drive };
+            *count = if present { *count + 1 } else { *count - 1 };
+        });
+    }
+}

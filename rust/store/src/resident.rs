@@ -1,0 +1,259 @@
+//! Blocks in memory: slots being filled, resident copies, leases.
+//!
+//! Ownership is the pin. A resident copy is reference counted; the read index holds one reference, and
+//! every lease, copy or write in flight holds another. A copy can be evicted only while the index holds
+//! the only one, and its slots return to the allocator when the last reference is dropped, whoever
+//! drops it. So a lease is never invalidated, and nothing frees memory that the kernel still reads.
+
+use crate::machine::SlotId;
+use crossbeam_queue::SegQueue;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tiered_kv_io::{ReadBuf, Slot, SlotMut, copy_checked, crc32c};
+use tiered_kv_types::BlockInfo;
+
+/// Slots whose last owner is gone, on their way back to the allocator.
+pub(crate) type FreedSlots = Arc<SegQueue<SlotId>>;
+
+/// Slots taken for one block, one a slab, writable and owned by whoever fills them.
+///
+/// Dropping it gives the slots back.
+#[derive(Debug)]
+pub struct Filling {
+    slots: SmallVec<[SlotMut; 1]>,
+    ids: SmallVec<[SlotId; 1]>,
+    /// Payload bytes of each slab.
+    lens: SmallVec<[u64; 1]>,
+    freed: FreedSlots,
+}
+
+impl Filling {
+    pub(crate) fn new(freed: FreedSlots) -> Self {
+        Self { slots: SmallVec::new(), ids: SmallVec::new(), lens: SmallVec::new(), freed }
+    }
+
+    pub(crate) fn push(&mut self, slot: SlotMut, id: SlotId, len: u64) {
+        debug_assert!(len <= slot.len() as u64);
+        self.slots.push(slot);
+        self.ids.push(id);
+        self.lens.push(len);
+    }
+
+    /// Payload bytes of the whole block.
+    pub fn bytes(&self) -> u64 {
+        self.lens.iter().sum()
+    }
+
+    /// Number of slabs.
+    pub fn slabs(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The writable payload of slab `index`.
+    pub fn slab_mut(&mut self, index: usize) -> &mut [u8] {
+        let len = usize::try_from(self.lens[index]).expect("a slab fits in memory");
+        &mut self.slots[index].as_mut_slice()[..len]
+    }
+
+    /// Copies a whole block in, slab by slab, with its checksums computed on the way.
+    ///
+    /// # Panics
+    /// Where `payload` is not [`Filling::bytes`] long: callers check that first.
+    pub(crate) fn fill_from(mut self, payload: &[u8]) -> Filled {
+        assert_eq!(payload.len() as u64, self.bytes(), "a payload is checked against its layout");
+        let mut at = 0;
+        let mut crcs = SmallVec::new();
+        for index in 0..self.slots.len() {
+            let slab = self.slab_mut(index);
+            crcs.push(copy_checked(slab, &payload[at..at + slab.len()]));
+            at += slab.len();
+        }
+        self.seal(crcs)
+    }
+
+    /// The slots' bytes as they stand, with their checksums computed now.
+    pub(crate) fn fill_in_place(mut self) -> Filled {
+        let crcs = (0..self.slots.len()).map(|i| crc32c(self.slab_mut(i))).collect();
+        self.seal(crcs)
+    }
+
+    /// Zeroes what lies behind each payload in its slot, since whole slots go to the device.
+    fn seal(mut self, crcs: SmallVec<[u32; 1]>) -> Filled {
+        for (slot, len) in self.slots.iter_mut().zip(&self.lens) {
+            let len = usize::try_from(*len).expect("a slab fits in memory");
+            slot.as_mut_slice()[len..].fill(0);
+        }
+        Filled { filling: self, crcs }
+    }
+
+    pub(crate) fn take_slots(&mut self) -> SmallVec<[SlotMut; 1]> {
+        std::mem::take(&mut self.slots)
+    }
+
+    pub(crate) fn restore_slots(&mut self, slots: SmallVec<[SlotMut; 1]>) {
+        self.slots = slots;
+    }
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        self.slots.clear();
+        for id in &self.ids {
+            self.freed.push(*id);
+        }
+    }
+}
+
+/// Filled slots with their checksums, not yet visible.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    filling: Filling,
+    crcs: SmallVec<[u32; 1]>,
+}
+
+impl Filled {
+            ids: std::mem::take(&mut self.filling.ids),
+            lens: std::mem::take(&mut self.filling.lens),
+            crcs: std::mem::take(&mut self.crcs),
+            generation,
+            info,
+            freed: self.filling.freed.clone(),
+        }
+    }
+}
+
+/// One block in memory, verified and read-only.
+#[derive(Debug)]
+pub struct Resident {
+    slots: SmallVec<[Slot; 1]>,
+    ids: SmallVec<[SlotId; 1]>,
+    lens: SmallVec<[u64; 1]>,
+    crcs: SmallVec<[u32; 1]>,
+    generation: u64,
+    info: BlockInfo,
+    freed: FreedSlots,
+}
+
+impl Resident {
+    /// Payload bytes of the whole block.
+    pub fn bytes(&self) -> u64 {
+        self.lens.iter().sum()
+    }
+
+    /// Number of slabs.
+    pub fn slabs(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The payload of slab `index`, in the read-only mapping.
+    pub fn slab(&self, index: usize) -> &[u8] {
+        let len = usize::try_from(self.lens[index]).expect("a slab fits in memory");
+        &self.slots[index].as_slice()[..len]
+    }
+
+    /// Generation of the key when the copy was made.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// What was told of the block when it was stored.
+    pub fn info(&self) -> BlockInfo {
+        self.info
+    }
+
+    /// Copies the block out and says whether every slab still has its checksum.
+    pub(crate) fn copy_out(&self, out: &mut [u8]) -> bool {
+        assert_eq!(out.len() as u64, self.bytes(), "a buffer is checked against its layout");
+        let mut at = 0;
+        let mut intact = true;
+        for index in 0..self.slots.len() {
+            let slab = self.slab(index);
+            intact &= copy_checked(&mut out[at..at + slab.len()], slab) == self.crcs[index];
+            at += slab.len();
+        }
+        intact
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        self.slots.clear();
+        for id in &self.ids {
+            self.freed.push(*id);
+        }
+    }
+}
+
+/// A whole slot of a resident copy, as a device write owns it.
+pub(crate) struct SlabWrite {
+    pub(crate) resident: Arc<Resident>,
+    pub(crate) index: usize,
+}
+
+impl ReadBuf for SlabWrite {
+    fn as_slice(&self) -> &[u8] {
+        self.resident.slots[self.index].as_slice()
+    }
+}
+
+/// Bytes that leases pin, with their cap.
+#[derive(Debug)]
+pub(crate) struct LeaseBudget {
+    leased: AtomicU64,
+    cap: u64,
+}
+
+impl LeaseBudget {
+    pub(crate) fn new(cap: u64) -> Arc<Self> {
+        Arc::new(Self { leased: AtomicU64::new(0), cap })
+    }
+
+    pub(crate) fn leased_bytes(&self) -> u64 {
+        self.leased.load(Ordering::Relaxed)
+    }
+
+    /// A lease on `resident`, unless that would pin more than the cap.
+    pub(crate) fn lease(self: &Arc<Self>, resident: Arc<Resident>) -> Option<Lease> {
+        let bytes = resident.bytes();
+        let before = self.leased.fetch_add(bytes, Ordering::Relaxed);
+        let lease = Lease { resident, budget: self.clone() };
+        // Dropping the lease takes the bytes off again.
+        (before + bytes <= self.cap).then_some(lease)
+    }
+}
+
+/// A read-only view of one resident block, pinned until it is dropped and never revoked.
+#[derive(Debug)]
+pub struct Lease {
+    resident: Arc<Resident>,
+    budget: Arc<LeaseBudget>,
+}
+
+impl Lease {
+    /// Another lease of the same block, counted like the first.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        self.budget.leased.fetch_add(self.resident.bytes(), Ordering::Relaxed);
+        Self { resident: self.resident.clone(), budget: self.budget.clone() }
+    }
+
+    /// The payload of a block of one slab.
+    pub fn as_slice(&self) -> &[u8] {
+        self.resident.slab(0)
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Resident;
+
+    fn deref(&self) -> &Resident {
+        &self.resident
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.budget.leased.fetch_sub(self.resident.bytes(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,140 @@
+//! Counters and gauges.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use tiered_kv_types::{MissReason, Tier};
+
+const REASONS: usize = MissReason::ALL.len() + 1;
+const TIERS: usize = 6;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters that the state machine keeps; they only grow.
+        #[derive(Clone, Debug, Default)]
+        pub(crate) struct Counters {
+            $($(#[$doc])* pub(crate) $name: u64,)*
+            pub(crate) hits: [u64; TIERS],
+            pub(crate) hit_bytes: [u64; TIERS],
+            pub(crate) misses: [u64; REASONS],
+        }
+
+        impl Counters {
+            /// Name and value of each counter.
+            pub(crate) fn rows(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Blocks stored.
+    put_stored,
+    /// Payload bytes stored.
+    put_bytes,
+    /// Puts of a key that was stored already.
+    put_exists,
+    /// Puts refused for want of room.
+    throttled,
+    /// Blocks written to the drive and made durable.
+    offloaded,
+    offloaded_bytes,
+    /// Blocks loaded from the drive into memory.
+    onboarded,
+    onboarded_bytes,
+    evicted_dram,
+    evicted_dram_bytes,
+    evicted_nvme,
+    evicted_nvme_bytes,
+    /// Groups committed.
+    groups,
+    /// Blocks that could not be made durable.
+    undurable,
+    /// Block writes that failed.
+    write_faults,
+    /// Segments that could not be prepared.
+    segment_faults,
+    /// Loads that failed, corrupt ones included.
+    load_faults,
+    corrupt_dram,
+    corrupt_nvme,
+    /// Copies on the drive taken out of use.
+    quarantined,
+    /// Blocks found again at open.
+    recovered,
+    recovered_bytes,
+    /// Headers at open that were neither empty nor sound.
+    damaged_headers,
+    /// Blocks that close dropped before they were durable.
+    dropped_at_close,
+}
+
+impl Counters {
+    pub(crate) fn hit(&mut self, tier: Tier, bytes: u64) {
+        self.hits[tier as usize] += 1;
+        self.hit_bytes[tier as usize] += bytes;
+    }
+
+    pub(crate) fn missed(&mut self, reason: MissReason) {
+        self.misses[reason as usize] += 1;
+    }
+}
+
+/// Hits and misses of calls that the read index answered alone.
+#[derive(Debug, Default)]
+pub(crate) struct FastCounters {
+    pub(crate) dram_hits: AtomicU64,
+    pub(crate) dram_hit_bytes: AtomicU64,
+    pub(crate) absent: AtomicU64,
+    pub(crate) lease_cap: AtomicU64,
+    pub(crate) accesses_dropped: AtomicU64,
+    pub(crate) requested: AtomicU64,
+    pub(crate) lookups: AtomicU64,
+}
+
+impl FastCounters {
+    pub(crate) fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Bytes that the tier may hold.
+    pub capacity_bytes: u64,
+    /// Bytes of all used slots.
+    pub used_bytes: u64,
+    /// Blocks resident.
+    pub blocks: u64,
+    /// Blocks served from it.
+    pub hits: u64,
+    /// Payload bytes served from it.
+    pub hit_bytes: u64,
+}
+
+/// A snapshot of counters and gauges.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// T1.
+    pub dram: TierStats,
+    /// T3.
+    pub nvme: TierStats,
+    /// Blocks asked for by `get` and `get_into`; equals hits of all tiers plus misses once all are done.
+    pub requested: u64,
+    /// Misses by reason.
+    pub misses: Vec<(&'static str, u64)>,
+    /// All other counters by name.
+    pub counters: Vec<(&'static str, u64)>,
+    /// Bytes that leases pin.
+    pub leased_bytes: u64,
+    /// Bytes that wait to be durable.
+    pub dirty_bytes: u64,
+    /// Bytes being loaded.
+    pub loading_bytes: u64,
+    /// Blocks whose parent is not stored.
+    pub orphans: u64,
+    /// Blocks known in any tier.
+    pub blocks: u64,
+    /// Calls in progress.
+    pub calls: u64,
+}

@@ -1,0 +1,319 @@
+//! The one configuration schema, for Rust, Python, TOML and the environment.
+//!
+//! Python passes its fields as TOML text, so that a field, its default and its check exist once.
+//! Sizes are integers of bytes or text such as `"512MiB"`; an environment variable is `TIERED_KV_` and
+//! the field's name in capitals, and wins over the file.
+
+use crate::PAGE_BYTES;
+use crate::error::{Error, ErrorKind, Result};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::path::PathBuf;
+
+/// Prefix of the environment variables.
+pub const ENV_PREFIX: &str = "TIERED_KV_";
+/// Smallest segment, in bytes.
+pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
+/// Largest default segment, in bytes.
+pub const MAX_DEFAULT_SEGMENT_BYTES: u64 = 256 << 20;
+
+/// What to do with a directory that another format version wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFormatMismatch {
+    /// Refuse to open.
+    #[default]
+    Error,
+    /// Drop everything in it and begin anew.
+    Reset,
+}
+
+/// How a store is opened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreConfig {
+    /// Bytes of T1, host memory. Absent: min(25 % of the cgroup's limit, 4 GiB).
+    #[serde(deserialize_with = "de_size_opt")]
+    pub dram_capacity: Option<u64>,
+    /// Directory of each drive of T3. Empty: no T3.
+    #[serde(deserialize_with = "de_paths")]
+    pub nvme_paths: Vec<PathBuf>,
+    /// Bytes that T3 may allocate on each drive, all files counted.
+    #[serde(deserialize_with = "de_size")]
+    pub nvme_capacity: u64,
+    /// Bytes of a T3 segment. Absent: min(256 MiB, capacity / 8).
+    #[serde(deserialize_with = "de_size_opt")]
+    pub segment_bytes: Option<u64>,
+    /// Part of T1 that leases may pin; beyond it a `get` is a miss.
+    pub max_leased_fraction: f64,
+    /// Part of T1 that may wait to be written to T3; beyond it a `put` is throttled.
+    pub dirty_high_fraction: f64,
+    /// Bytes that may be loading from a drive at once; beyond it a `get` is a miss.
+    #[serde(deserialize_with = "de_size")]
+    pub max_load_bytes: u64,
+    /// Deadline of a load in seconds, where the call names none.
+    pub load_timeout_s: f64,
+    /// Deadline of a put in seconds, where the call names none.
+    pub put_timeout_s: f64,
+    /// Seconds after which a reservation that was not published is dropped.
+    pub reservation_ttl_s: f64,
+    /// Seconds that `close` may spend on writing what is not yet durable.
+    pub close_timeout_s: f64,
+    /// What to do with a directory of another format version.
+    pub on_format_mismatch: OnFormatMismatch,
+    /// Entries that the event log keeps.
+    pub event_log_entries: usize,
+    /// Threads that serve loads.
+    pub load_threads: usize,
+    /// Threads that write to the drives.
+    pub store_threads: usize,
+    /// Threads that copy and check payloads.
+    pub copy_threads: usize,
+    /// Collapse T1 to huge pages where the kernel can.
+    pub huge_pages: bool,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            dram_capacity: None,
+            nvme_paths: Vec::new(),
+            nvme_capacity: 0,
+            segment_bytes: None,
+            max_leased_fraction: 0.5,
+            dirty_high_fraction: 0.75,
+            max_load_bytes: 1 << 30,
+            load_timeout_s: 10.0,
+            put_timeout_s: 30.0,
+            reservation_ttl_s: 60.0,
+            close_timeout_s: 60.0,
+            on_format_mismatch: OnFormatMismatch::Error,
+            event_log_entries: 65_536,
+            load_threads: 2,
+            store_threads: 1,
+            copy_threads: 2,
+            huge_pages: true,
+        }
+    }
+}
+
+fn bad(field: &str, remedy: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Config, "config", format!("`{field}` {remedy}"))
+}
+
+/// Parses `"512MiB"`, `"4 GiB"`, `"1TB"` or `"4096"` into bytes.
+///
+/// # Errors
+/// A text that says what is accepted.
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    let trimmed = text.trim();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kib" | "k" => 1 << 10,
+        "mib" | "m" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        "tib" | "t" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(size_help(text)),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).ok_or_else(|| size_help(text));
+    }
+    match number.parse::<f64>() {
+        Ok(value) if value.is_finite() && value * (scale as f64) < 9.0e18 => {
+            Ok((value * scale as f64) as u64)
+        }
+        _ => Err(size_help(text)),
+    }
+}
+
+fn size_help(text: &str) -> String {
+    format!("is not a size: {text:?}; give bytes, or a number with B, KiB, MiB, GiB or TiB")
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SizeText {
+    Number(u64),
+    Text(String),
+}
+
+fn de_size<'de, D: Deserializer<'de>>(de: D) -> std::result::Result<u64, D::Error> {
+    match SizeText::deserialize(de) {
+        Ok(SizeText::Number(bytes)) => Ok(bytes),
+        Ok(SizeText::Text(text)) => parse_size(&text).map_err(serde::de::Error::custom),
+        Err(_) => Err(serde::de::Error::custom("is not a size: give bytes >= 0 or \"512MiB\"")),
+    }
+}
+
+fn de_size_opt<'de, D: Deserializer<'de>>(de: D) -> std::result::Result<Option<u64>, D::Error> {
+    de_size(de).map(Some)
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Paths {
+    One(PathBuf),
+    Many(Vec<PathBuf>),
+}
+
+fn de_paths<'de, D: Deserializer<'de>>(de: D) -> std::result::Result<Vec<PathBuf>, D::Error> {
+    Ok(match Paths::deserialize(de)? {
+        Paths::One(path) => vec![path],
+        Paths::Many(paths) => paths,
+    })
+}
+
+impl StoreConfig {
+    /// Reads the schema from TOML text and lets `env` (name, value) override single fields.
+    ///
+    /// # Errors
+    /// `Config`, naming the field and what it accepts.
+    pub fn from_toml(text: &str, env: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
+        let parse = |e: toml::de::Error| {
+            Error::new(ErrorKind::Config, "config", e.to_string().trim_end().to_owned())
+        };
+        let mut table: toml::Table = text.parse().map_err(parse)?;
+        for (name, value) in env {
+            if let Some(field) = name.strip_prefix(ENV_PREFIX) {
+                let field = field.to_ascii_lowercase();
+                if is_field(&field) {
+                    table.insert(field, env_value(&value));
+                }
+            }
+        }
+        let config: Self = table.try_into().map_err(parse)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what can be known before anything is opened.
+    ///
+    /// # Errors
+    /// `Config`, naming the field and the remedy.
+    pub fn check(&self) -> Result<()> {
+        if self.dram_capacity == Some(0) && (self.nvme_paths.is_empty() || self.nvme_capacity == 0)
+        {
+            return Err(bad(
+                "dram_capacity",
+                "and `nvme_capacity` are both 0: give one a capacity",
+            ));
+        }
+        if self.nvme_paths.is_empty() && self.nvme_capacity > 0 {
+            return Err(bad(
+                "nvme_paths",
+                "is empty but `nvme_capacity` is not 0: name a directory",
+            ));
+        }
+        if !self.nvme_paths.is_empty() && self.nvme_capacity == 0 {
+            return Err(bad(
+                "nvme_capacity",
+                "is 0 but `nvme_paths` names a directory: give a size",
+            ));
+        }
+        self.check_one_drive()?;
+        for (field, value) in [
+            ("max_leased_fraction", self.max_leased_fraction),
+            ("dirty_high_fraction", self.dirty_high_fraction),
+        ] {
+            if !(value > 0.0 && value <= 1.0) {
+                return Err(bad(field, format!("is {value}: give a part of 1, over 0")));
+            }
+        }
+        for (field, value) in [
+            ("load_timeout_s", self.load_timeout_s),
+            ("put_timeout_s", self.put_timeout_s),
+            ("reservation_ttl_s", self.reservation_ttl_s),
+            ("close_timeout_s", self.close_timeout_s),
+        ] {
+            if !(value > 0.0 && value <= 86_400.0) {
+                return Err(bad(
+                    field,
+                    format!("is {value}: give seconds, over 0 and up to 86400"),
+                ));
+            }
+        }
+        for (field, value) in [
+            ("load_threads", self.load_threads),
+            ("store_threads", self.store_threads),
+            ("copy_threads", self.copy_threads),
+        ] {
+            if !(1..=256).contains(&value) {
+                return Err(bad(field, format!("is {value}: give 1 to 256")));
+            }
+        }
+        if self.event_log_entries > 16 << 20 {
+            return Err(bad("event_log_entries", "is over 16777216: give less"));
+        }
+        Ok(())
+    }
+
+    fn check_one_drive(&self) -> Result<()> {
+        if self.nvme_paths.len() > 1 {
+            return Err(bad("nvme_paths", "names several drives: this version takes one"));
+        }
+        if self.dram_capacity == Some(0) {
+            return Err(bad(
+                "dram_capacity",
+                "is 0: this version loads through host memory, so give it at least 1 MiB",
+            ));
+        }
+        if let Some(bytes) = self.dram_capacity
+            && bytes < 8 * PAGE_BYTES
+        {
+            return Err(bad("dram_capacity", format!("is {bytes}: give at least 32 KiB")));
+        }
+        if self.nvme_capacity > 0 && self.nvme_capacity < 8 * MIN_SEGMENT_BYTES {
+            return Err(bad(
+                "nvme_capacity",
+                format!("is {}: give 512 KiB or more", self.nvme_capacity),
+            ));
+        }
+        if let Some(bytes) = self.segment_bytes {
+            let fits = self.nvme_capacity == 0 || bytes <= self.nvme_capacity / 2;
+            if bytes < MIN_SEGMENT_BYTES || !bytes.is_multiple_of(PAGE_BYTES) || !fits {
+                return Err(bad(
+                    "segment_bytes",
+                    format!(
+                        "is {bytes}: give a multiple of 4 KiB from 64 KiB to half the capacity"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a segment of a tier of `capacity` bytes.
+    pub fn segment_bytes_for(&self, capacity: u64) -> u64 {
+        let default = (capacity / 8).clamp(MIN_SEGMENT_BYTES, MAX_DEFAULT_SEGMENT_BYTES);
+        self.segment_bytes.unwrap_or(default) / PAGE_BYTES * PAGE_BYTES
+    }
+}
+
+fn is_field(name: &str) -> bool {
+    toml::Table::try_from(StoreConfig {
+        dram_capacity: Some(0),
+        segment_bytes: Some(0),
+        ..Default::default()
+    })
+    .is_ok_and(|table| table.contains_key(name))
+}
+
+/// An environment value as TOML: a number or truth value where it reads as one, else text.
+fn env_value(text: &str) -> toml::Value {
+    if let Ok(number) = text.parse::<i64>() {
+        return toml::Value::Integer(number);
+    }
+    if let Ok(number) = text.parse::<f64>() {
+        return toml::Value::Float(number);
+    }
+    match text {
+        "true" => toml::Value::Boolean(true),
+        "false" => toml::Value::Boolean(false),
+        _ => toml::Value::String(text.to_owned()),
+    }
+}

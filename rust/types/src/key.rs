@@ -1,0 +1,147 @@
+//! Block keys: 32 bytes that name the KV of an exact run of tokens inside a namespace.
+//!
+//! Every key is a keyed blake3 hash whose key is the namespace digest, so that equal tokens in two
+//! namespaces never share a key. The message begins with a tag, so that the kinds never collide:
+//!
+//! ```text
+//! token block   "tkv1:tok" | parent key (32, zero for a root) | count u32 LE | token ids u32 LE ...
+//! opaque key    "tkv1:raw" | width u32 LE | the engine's bytes
+//! ```
+//! The exact token count is hashed, so a partial block never equals a full one.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::namespace::NamespaceId;
+
+/// Width of a key in bytes.
+pub const KEY_BYTES: usize = 32;
+
+/// Longest opaque key of a serving engine that is accepted, in bytes.
+pub const MAX_OPAQUE_KEY_BYTES: usize = 4096;
+
+const TOKEN_TAG: &[u8; 8] = b"tkv1:tok";
+const OPAQUE_TAG: &[u8; 8] = b"tkv1:raw";
+
+/// The key of one block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey(pub [u8; KEY_BYTES]);
+
+impl BlockKey {
+    /// Splits packed keys (n x 32 bytes) into keys.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the length is not a multiple of 32.
+    pub fn unpack(packed: &[u8]) -> Result<Vec<Self>> {
+        let (keys, rest) = packed.as_chunks::<KEY_BYTES>();
+        if !rest.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "keys",
+                format!(
+                    "`keys` holds {} bytes, which is not a multiple of {KEY_BYTES}: pass packed keys \
+                     as keys_from_tokens or keys_from_opaque return them",
+                    packed.len()
+                ),
+            ));
+        }
+        Ok(keys.iter().map(|k| Self(*k)).collect())
+    }
+
+    /// Packs keys into n x 32 bytes.
+    pub fn pack(keys: &[Self]) -> Vec<u8> {
+        keys.iter().flat_map(|k| k.0).collect()
+    }
+
+    /// The first 16 hexadecimal digits, for messages.
+    pub fn short(&self) -> String {
+        crate::hex(&self.0[..8])
+    }
+}
+
+impl std::fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BlockKey({})", self.short())
+    }
+}
+
+/// The key of one block of exactly these tokens after `parent`.
+pub fn token_block_key(ns: &NamespaceId, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
+    let mut hasher = blake3::Hasher::new_keyed(&ns.0);
+    hasher.update(TOKEN_TAG);
+    hasher.update(parent.map_or(&[0; KEY_BYTES], |p| &p.0));
+    let count = u32::try_from(tokens.len()).expect("a block holds fewer than 2^32 tokens");
+    hasher.update(&count.to_le_bytes());
+    let mut buf = [0u8; 1024];
+    for chunk in tokens.chunks(buf.len() / 4) {
+        for (out, token) in buf.as_chunks_mut::<4>().0.iter_mut().zip(chunk) {
+            *out = token.to_le_bytes();
+        }
+        hasher.update(&buf[..chunk.len() * 4]);
+    }
+    BlockKey(*hasher.finalize().as_bytes())
+}
+
+/// The chained keys of a token sequence cut into blocks of `tokens_per_block`.
+///
+/// Only full blocks get a key, unless `partial` asks for one of the tail too: that key covers the exact
+/// number of tail tokens and never equals the key of the full block.
+pub fn keys_from_tokens(
+    ns: &NamespaceId,
+    parent: Option<BlockKey>,
+    tokens: &[u32],
+    tokens_per_block: u32,
+    partial: bool,
+) -> Vec<BlockKey> {
+    let per_block = tokens_per_block.max(1) as usize;
+    let mut parent = parent;
+    let mut keys = Vec::with_capacity(tokens.len() / per_block + 1);
+    for block in tokens.chunks(per_block) {
+        if block.len() < per_block && !partial {
+            break;
+        }
+        let key = token_block_key(ns, parent.as_ref(), block);
+        keys.push(key);
+        parent = Some(key);
+    }
+    keys
+}
+
+/// Folds an engine's own hash of any width with the namespace.
+///
+/// # Errors
+/// `InvalidArgument` for an empty key or one over [`MAX_OPAQUE_KEY_BYTES`].
+pub fn key_from_opaque(ns: &NamespaceId, opaque: &[u8]) -> Result<BlockKey> {
+    if opaque.is_empty() || opaque.len() > MAX_OPAQUE_KEY_BYTES {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "keys_from_opaque",
+            format!(
+                "an opaque key holds {} bytes: pass 1 to {MAX_OPAQUE_KEY_BYTES} bytes a key",
+                opaque.len()
+            ),
+        ));
+    }
+    let mut hasher = blake3::Hasher::new_keyed(&ns.0);
+    hasher.update(OPAQUE_TAG);
+    let width = u32::try_from(opaque.len()).expect("bounded by MAX_OPAQUE_KEY_BYTES");
+    hasher.update(&width.to_le_bytes());
+    hasher.update(opaque);
+    Ok(BlockKey(*hasher.finalize().as_bytes()))
+}
+
+/// Folds packed engine hashes, all of `width` bytes.
+///
+/// # Errors
+/// `InvalidArgument` where the bytes are not a multiple of the width, or the width is out of range.
+pub fn keys_from_opaque(ns: &NamespaceId, packed: &[u8], width: usize) -> Result<Vec<BlockKey>> {
+    if width == 0 || !packed.len().is_multiple_of(width) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "keys_from_opaque",
+            format!(
+                "`packed` holds {} bytes, not a multiple of `width` = {width}: pass n x width bytes",
+                packed.len()
+            ),
+        ));
+    }
+    packed.chunks_exact(width).map(|k| key_from_opaque(ns, k)).collect()
+}

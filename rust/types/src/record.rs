@@ -1,0 +1,330 @@
+//! The bytes on a durable tier, drawn in `docs/format.md`: superblock, segment header, record header.
+//!
+//! All integers are little-endian. Each structure begins with a magic, the format version and a crc32c
+//! over everything else in it, so that a damaged one is told from an empty and from a foreign one.
+
+use crate::key::BlockKey;
+use crate::namespace::NamespaceId;
+use crate::tier::{BlockInfo, BlockType};
+
+/// Version of everything written to a durable tier. A change of the bytes bumps it.
+pub const FORMAT_VERSION: u32 = 1;
+/// Bytes of one encoded [`RecordHeader`]: one sector, so that writing one never tears another.
+pub const RECORD_BYTES: usize = 512;
+/// Bytes of one encoded [`SegmentHeader`].
+pub const SEGMENT_HEADER_BYTES: usize = 4096;
+/// Bytes of one encoded [`Superblock`].
+pub const SUPERBLOCK_BYTES: usize = 4096;
+/// The payload checksum algorithm in use: crc32c.
+pub const CHECKSUM_CRC32C: u8 = 1;
+
+const RECORD_MAGIC: &[u8; 8] = b"TKVREC01";
+const SEGMENT_MAGIC: &[u8; 8] = b"TKVSEG01";
+const SUPERBLOCK_MAGIC: &[u8; 8] = b"TKVSUP01";
+
+/// What the bytes of a structure turned out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decoded<T> {
+    /// All zero: never written, or cleared.
+    Empty,
+    /// Sound.
+    Valid(T),
+    /// Written by another format version.
+    OtherVersion(u32),
+    /// Neither empty nor sound.
+    Damaged,
+}
+
+impl<T> Decoded<T> {
+    /// The structure, where it is sound.
+    pub fn valid(self) -> Option<T> {
+        match self {
+            Self::Valid(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+/// Describes one slab in one slot of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// The store that wrote it.
+    pub store: [u8; 16],
+    /// Namespace of the block.
+    pub namespace: NamespaceId,
+    /// Key of the block.
+    pub key: BlockKey,
+    /// Key of the block before it, if it has one.
+    pub parent: Option<BlockKey>,
+    /// Number of the segment it lies in.
+    pub segment: u32,
+    /// Number of the slot it lies in.
+    pub slot: u32,
+    /// How often the segment had changed its size class.
+    pub class_epoch: u32,
+    /// Depth, tokens, flags and type.
+    pub info: BlockInfo,
+    /// Layer group and head group of the slab.
+    pub coordinate: (u16, u16),
+    /// Number of the slab in its block.
+    pub slab: u16,
+    /// Mask of the slabs that make the whole block.
+    pub parts: u64,
+    /// The put that stored it; all slabs of one put share it.
+    pub put_id: u64,
+    /// Generation of the key; the newest wins.
+    pub generation: u64,
+    /// When it was stored, in nanoseconds since 1970.
+    pub stored_unix_ns: u64,
+    /// Payload bytes.
+    pub payload_bytes: u64,
+    /// Payload checksum, by `CHECKSUM_CRC32C`.
+    pub checksum: u32,
+    /// Digest of the tenant that pays for it, zero for none.
+    pub tenant: [u8; 16],
+}
+
+struct Writer<'a>(&'a mut [u8]);
+
+impl Writer<'_> {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn seal(self, magic: &[u8; 8]) {
+        self.0[..8].copy_from_slice(magic);
+        self.0[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        let crc = seal_crc(self.0);
+        self.0[12..16].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+fn seal_crc(bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..])
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array(bytes, at))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, at))
+}
+
+/// Sorts a structure into empty, other version, damaged, or sound (`Valid(())`).
+fn triage(bytes: &[u8], magic: &[u8; 8], len: usize) -> Decoded<()> {
+    if bytes.len() < len {
+        return Decoded::Damaged;
+    }
+    let bytes = &bytes[..len];
+    if bytes.iter().all(|b| *b == 0) {
+        return Decoded::Empty;
+    }
+    if &bytes[..8] != magic {
+        return Decoded::Damaged;
+    }
+    let version = u32_at(bytes, 8);
+    if version != FORMAT_VERSION {
+        return Decoded::OtherVersion(version);
+    }
+    if u32_at(bytes, 12) != seal_crc(bytes) {
+        return Decoded::Damaged;
+    }
+    Decoded::Valid(())
+}
+
+const FLAG_PARENT: u8 = 0x80;
+
+impl RecordHeader {
+    /// The header's 512 bytes.
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut out = [0; RECORD_BYTES];
+        let mut w = Writer(&mut out);
+        w.put(16, &self.store);
+        w.put(32, &self.namespace.0);
+        w.put(64, &self.key.0);
+        let mut flags = self.info.flags();
+        if let Some(parent) = &self.parent {
+            w.put(96, &parent.0);
+            flags |= FLAG_PARENT;
+        }
+        w.put(128, &self.segment.to_le_bytes());
+        w.put(132, &self.slot.to_le_bytes());
+        w.put(136, &self.class_epoch.to_le_bytes());
+        w.put(140, &self.info.depth.to_le_bytes());
+        w.put(144, &self.info.tokens.to_le_bytes());
+        w.put(148, &self.coordinate.0.to_le_bytes());
+        w.put(150, &self.coordinate.1.to_le_bytes());
+        w.put(152, &self.slab.to_le_bytes());
+        w.put(156, &[self.info.block_type as u8, flags, CHECKSUM_CRC32C]);
+        w.put(160, &self.put_id.to_le_bytes());
+        w.put(168, &self.generation.to_le_bytes());
+        w.put(176, &self.stored_unix_ns.to_le_bytes());
+        w.put(184, &self.payload_bytes.to_le_bytes());
+        w.put(192, &u64::from(self.checksum).to_le_bytes());
+        w.put(200, &self.parts.to_le_bytes());
+        w.put(208, &self.tenant);
+        w.seal(RECORD_MAGIC);
+        out
+    }
+
+    /// Reads a header; anything that is not one is told apart, nothing panics.
+    pub fn decode(bytes: &[u8]) -> Decoded<Self> {
+        match triage(bytes, RECORD_MAGIC, RECORD_BYTES) {
+            Decoded::Valid(()) => {}
+            Decoded::Empty => return Decoded::Empty,
+            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
+            Decoded::Damaged => return Decoded::Damaged,
+        }
+        let flags = bytes[157];
+        let checksum = u64_at(bytes, 192);
+        let slab = u16_at(bytes, 152);
+        let parts = u64_at(bytes, 200);
+        let known_slab = slab < 64 && parts & (1 << slab) != 0;
+        let Ok(checksum) = u32::try_from(checksum) else { return Decoded::Damaged };
+        if bytes[158] != CHECKSUM_CRC32C || !known_slab {
+            return Decoded::Damaged;
+        }
+        let info = BlockInfo {
+            depth: u32_at(bytes, 140),
+            tokens: u32_at(bytes, 144),
+            block_type: BlockType::from_u8(bytes[156]),
+            ..BlockInfo::default()
+        };
+        Decoded::Valid(Self {
+            store: array(bytes, 16),
+            namespace: NamespaceId(array(bytes, 32)),
+            key: BlockKey(array(bytes, 64)),
+            parent: (flags & FLAG_PARENT != 0).then(|| BlockKey(array(bytes, 96))),
+            segment: u32_at(bytes, 128),
+            slot: u32_at(bytes, 132),
+            class_epoch: u32_at(bytes, 136),
+            info: info.with_flags(flags),
+            coordinate: (u16_at(bytes, 148), u16_at(bytes, 150)),
+            slab,
+            parts,
+            put_id: u64_at(bytes, 160),
+            generation: u64_at(bytes, 168),
+            stored_unix_ns: u64_at(bytes, 176),
+            payload_bytes: u64_at(bytes, 184),
+            checksum,
+            tenant: array(bytes, 208),
+        })
+    }
+}
+
+/// First page of a segment file: one size class of slots, with their header table behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentHeader {
+    /// The store that wrote it.
+    pub store: [u8; 16],
+    /// Number of the segment.
+    pub segment: u32,
+    /// How often it has changed its size class.
+    pub class_epoch: u32,
+    /// Bytes of one slot, a multiple of 4 KiB.
+    pub slot_bytes: u64,
+    /// Number of slots.
+    pub slots: u32,
+    /// Bytes from one record header to the next in the table.
+    pub header_stride: u32,
+    /// Bytes of the whole file.
+    pub segment_bytes: u64,
+    /// Where the first slot begins.
+    pub data_offset: u64,
+}
+
+impl SegmentHeader {
+    /// The header's page.
+    pub fn encode(&self) -> [u8; SEGMENT_HEADER_BYTES] {
+        let mut out = [0; SEGMENT_HEADER_BYTES];
+        let mut w = Writer(&mut out);
+        w.put(16, &self.store);
+        w.put(32, &self.segment.to_le_bytes());
+        w.put(36, &self.class_epoch.to_le_bytes());
+        w.put(40, &self.slot_bytes.to_le_bytes());
+        w.put(48, &self.slots.to_le_bytes());
+        w.put(52, &self.header_stride.to_le_bytes());
+        w.put(56, &self.segment_bytes.to_le_bytes());
+        w.put(64, &self.data_offset.to_le_bytes());
+        w.seal(SEGMENT_MAGIC);
+        out
+    }
+
+    /// Reads a segment header; the geometry is the reader's to check.
+    pub fn decode(bytes: &[u8]) -> Decoded<Self> {
+        match triage(bytes, SEGMENT_MAGIC, SEGMENT_HEADER_BYTES) {
+            Decoded::Valid(()) => {}
+            Decoded::Empty => return Decoded::Empty,
+            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
+            Decoded::Damaged => return Decoded::Damaged,
+        }
+        Decoded::Valid(Self {
+            store: array(bytes, 16),
+            segment: u32_at(bytes, 32),
+            class_epoch: u32_at(bytes, 36),
+            slot_bytes: u64_at(bytes, 40),
+            slots: u32_at(bytes, 48),
+            header_stride: u32_at(bytes, 52),
+            segment_bytes: u64_at(bytes, 56),
+            data_offset: u64_at(bytes, 64),
+        })
+    }
+}
+
+/// Identity and geometry of a store directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Random identity of the store.
+    pub store: [u8; 16],
+    /// Which of the store's drives the directory is.
+    pub drive: u32,
+    /// Bytes of every segment file.
+    pub segment_bytes: u64,
+    /// Bytes from one record header to the next.
+    pub header_stride: u32,
+    /// When it was created, in nanoseconds since 1970.
+    pub created_unix_ns: u64,
+}
+
+impl Superblock {
+    /// The superblock's page.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut out = [0; SUPERBLOCK_BYTES];
+        let mut w = Writer(&mut out);
+        w.put(16, &self.store);
+        w.put(32, &self.drive.to_le_bytes());
+        w.put(36, &self.header_stride.to_le_bytes());
+        w.put(40, &self.segment_bytes.to_le_bytes());
+        w.put(48, &self.created_unix_ns.to_le_bytes());
+        w.seal(SUPERBLOCK_MAGIC);
+        out
+    }
+
+    /// Reads a superblock.
+    pub fn decode(bytes: &[u8]) -> Decoded<Self> {
+        match triage(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_BYTES) {
+            Decoded::Valid(()) => {}
+            Decoded::Empty => return Decoded::Empty,
+            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
+            Decoded::Damaged => return Decoded::Damaged,
+        }
+        Decoded::Valid(Self {
+            store: array(bytes, 16),
+            drive: u32_at(bytes, 32),
+            header_stride: u32_at(bytes, 36),
+            segment_bytes: u64_at(bytes, 40),
+            created_unix_ns: u64_at(bytes, 48),
+        })
+    }
+}

@@ -1,0 +1,15 @@
+"""Settings shared by all tests."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A slow or shared machine is no fault of the code: no test is timed. A failure prints the blob with
+# which `@reproduce_failure` replays it.
+settings.register_profile(
+    "dev", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=200)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
