@@ -70,7 +70,7 @@ def _fresh(size: int, shape: KvGeometry) -> torch.Tensor:
     return memory.zero_().view(shape.dtype)
 
 
-class _ArenaLayer(DynamicLayer):
+class _ArenaLayer(DynamicLayer):  # type: ignore[misc]
     """A layer of full attention that appends in place instead of concatenating."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
@@ -108,7 +108,7 @@ class _ArenaLayer(DynamicLayer):
         return self._tokens
 
 
-class ArenaCache(DynamicCache):
+class ArenaCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` over an arena, holding its first `tokens` tokens.
 
     Args:

@@ -43,7 +43,8 @@ class KvGeometry:
 
     def block_bytes(self, tokens: int) -> int:
         """Bytes of a block of `tokens` tokens."""
-        return self.rows * tokens * self.head_dim * self.dtype.itemsize
+        element_bytes: int = self.dtype.itemsize
+        return self.rows * tokens * self.head_dim * element_bytes
 
     @property
     def dtype_name(self) -> str:
