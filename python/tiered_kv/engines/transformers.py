@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from tiered_kv import InvalidArgumentError, NamespaceSpec, RequestContext, TieredStore
 from tiered_kv.engines._fingerprint import weights_fingerprint as fingerprint
 from tiered_kv.engines._grid import Grid, exact_digests, make_grid
@@ -259,6 +261,26 @@ class TransformersEngine:
             start = blocks * self._tokens_per_block
             run = await self._run(prompt, start, grid.ends, max_new_tokens, eos)
         return make_result(run, prompt, Restored(tokens=start), began)
+
+    def resident_prefix(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of the keys and values of the first tokens that the last call left in memory.
+
+        Args:
+            tokens: How many; at most what is there.
+
+        Returns:
+            For each layer keys and values, `[1, kv_heads, tokens, head_dim]`.
+
+        Raises:
+            InvalidArgumentError: There are fewer tokens.
+        """
+        there = len(self._runner.resident)
+        if not 0 <= tokens <= there:
+            raise InvalidArgumentError(f"tokens: {tokens}; the last call left {there}")
+        layers = (self._runner.arena.layer(index) for index in range(self._geometry.layers))
+        return [
+            (keys[:, :, :tokens].clone(), values[:, :, :tokens].clone()) for keys, values in layers
+        ]
 
     def _prepare(
         self, segments: Sequence[Sequence[int]], max_new_tokens: int
