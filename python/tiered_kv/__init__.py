@@ -1,5 +1,79 @@
-"""A tiered KV-cache store for LLM serving."""
+"""A tiered KV-cache store for LLM serving: host memory and NVMe, verified and durable.
 
-from tiered_kv._core import __version__
+```python
+async with TieredStore.open(dram_capacity="512MiB") as store:
+    ns = store.namespace(NamespaceSpec("model", "weights", "float32", KvLayout(32, 4096)))
+    keys = ns.keys_from_tokens(range(64))
+    await store.put(ns, keys, [bytes(4096)] * 2)
+    with await store.get(ns, keys) as leases:
+        assert leases.hits == 2
+```
+"""
 
-__all__ = ["__version__"]
+from tiered_kv._core import (
+    FORMAT_VERSION,
+    KEY_BYTES,
+    CloseReport,
+    FlushReport,
+    IntoReport,
+    Lease,
+    Leases,
+    Lookup,
+    Namespace,
+    PutReport,
+    Request,
+    Reservation,
+    __version__,
+)
+from tiered_kv.config import StoreConfig
+from tiered_kv.errors import (
+    CancelledCallError,
+    ClosedError,
+    ConfigError,
+    FormatMismatchError,
+    InternalError,
+    InUseError,
+    InvalidArgumentError,
+    IoFaultError,
+    NoSpaceError,
+    NotFoundError,
+    StorePermissionError,
+    TieredKvError,
+    UnsupportedError,
+)
+from tiered_kv.spec import KvLayout, NamespaceSpec, RequestContext
+from tiered_kv.store import TieredStore
+
+__all__ = [
+    "FORMAT_VERSION",
+    "KEY_BYTES",
+    "CancelledCallError",
+    "CloseReport",
+    "ClosedError",
+    "ConfigError",
+    "FlushReport",
+    "FormatMismatchError",
+    "InUseError",
+    "InternalError",
+    "IntoReport",
+    "InvalidArgumentError",
+    "IoFaultError",
+    "KvLayout",
+    "Lease",
+    "Leases",
+    "Lookup",
+    "Namespace",
+    "NamespaceSpec",
+    "NoSpaceError",
+    "NotFoundError",
+    "PutReport",
+    "Request",
+    "RequestContext",
+    "Reservation",
+    "StoreConfig",
+    "StorePermissionError",
+    "TieredKvError",
+    "TieredStore",
+    "UnsupportedError",
+    "__version__",
+]

@@ -27,9 +27,9 @@ pub struct Facts {
 
 /// Decides which block leaves a tier.
 ///
-/// The store tells it what is resident and which residents are *candidates*: leaves of their chain in
-/// that tier, clean and not busy. A policy only ever names a candidate, so no block is evicted before
-/// its resident children.
+/// The store tells it what is resident and which residents are *candidates*: leaves of their chain
+/// in that tier, clean and not busy. A policy only ever names a candidate, so no block is evicted
+/// before its resident children.
 pub trait Policy: Send {
     /// The name under which results are reported.
     fn name(&self) -> &'static str;
@@ -41,8 +41,8 @@ pub trait Policy: Send {
     fn removed(&mut self, tier: Tier, block: BlockId);
     /// `block`, resident in `tier`, may be evicted from it, or may not any more.
     fn set_candidate(&mut self, tier: Tier, block: BlockId, candidate: bool);
-    /// The candidate of `tier` and of this shape that should go first; `skip` passes over blocks that
-    /// are busy at this moment. `None` where every candidate was passed over.
+    /// The candidate of `tier` and of this shape that should go first; `skip` passes over blocks
+    /// that are busy at this moment. `None` where every candidate was passed over.
     fn victim(
         &mut self,
         tier: Tier,

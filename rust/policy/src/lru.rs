@@ -163,9 +163,8 @@ mod tests {
             lru.set_candidate(Tier::Dram, block, block != 0);
         }
         lru.accessed(1, 0);
-        let victim = |lru: &mut Lru, skip: &[u32]| {
-            lru.victim(Tier::Dram, 1, 0, &mut |b| skip.contains(&b))
-        };
+        let victim =
+            |lru: &mut Lru, skip: &[u32]| lru.victim(Tier::Dram, 1, 0, &mut |b| skip.contains(&b));
         assert_eq!(victim(&mut lru, &[]), Some(2), "0 is no candidate, 1 was used again");
         assert_eq!(victim(&mut lru, &[2, 3]), Some(1));
         assert_eq!(victim(&mut lru, &[1, 2, 3]), None);

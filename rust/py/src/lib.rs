@@ -1,9 +1,51 @@
 //! The Python extension module `tiered_kv._core`.
+//!
+//! The boundary between the interpreter and the core. Three rules hold everywhere:
+//!
+//! - A thread that holds the GIL may wait for the core's locks, for a core thread never waits for the
+//!   GIL while it holds one of them.
+//! - Copies, checksums and waits happen without the GIL; calls that only look something up keep it.
+//! - A caller's buffer stays exported (`Py_buffer`) until the core has told that it is done with it.
+
+mod args;
+mod buffers;
+mod completion;
+mod config;
+mod digest;
+mod dlpack;
+mod errors;
+mod info;
+mod leases;
+mod namespace;
+mod reports;
+mod request;
+mod reserve;
+mod store;
 
 use pyo3::prelude::*;
 
 /// The compiled core.
-#[pymodule]
+#[pymodule(gil_used = true)]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add("__version__", env!("CARGO_PKG_VERSION"))
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("FORMAT_VERSION", tiered_kv::FORMAT_VERSION)?;
+    m.add("KEY_BYTES", tiered_kv::KEY_BYTES)?;
+    m.add_function(wrap_pyfunction!(config::default_config, m)?)?;
+    m.add_function(wrap_pyfunction!(config::parse_config, m)?)?;
+    m.add_function(wrap_pyfunction!(digest::blake3, m)?)?;
+    m.add_function(wrap_pyfunction!(digest::blake3_file, m)?)?;
+    m.add_class::<args::PyPutOptions>()?;
+    m.add_class::<completion::Call>()?;
+    m.add_class::<completion::CompletionQueue>()?;
+    m.add_class::<leases::Lease>()?;
+    m.add_class::<leases::Leases>()?;
+    m.add_class::<namespace::Namespace>()?;
+    m.add_class::<reports::CloseReport>()?;
+    m.add_class::<reports::FlushReport>()?;
+    m.add_class::<reports::IntoReport>()?;
+    m.add_class::<reports::Lookup>()?;
+    m.add_class::<reports::PutReport>()?;
+    m.add_class::<request::Request>()?;
+    m.add_class::<reserve::Reservation>()?;
+    m.add_class::<store::Store>()
 }

@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tiered_kv_types::{MissReason, Tier};
 
-/// The blocks of a put. The core keeps it until the put has ended, and reads it from its own threads.
+/// The blocks of a put. The core keeps it until the put has ended, and reads it from its own
+/// threads.
 pub trait BlockSource: Send + Sync + 'static {
     /// Number of blocks.
     fn blocks(&self) -> usize;

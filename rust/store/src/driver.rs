@@ -1,7 +1,7 @@
 //! Threads around the state machine: one lock for the decisions, none of it held across I/O.
 //!
-//! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for the
-//! microseconds of one step, and carries the commands out after it has let go.
+//! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
+//! the microseconds of one step, and carries the commands out after it has let go.
 
 use crate::call::{BlockSource, Call, Reply, WriteBuf, WriteBufs};
 use crate::index::{KeyHasher, ReadIndex};
@@ -50,6 +50,7 @@ pub(crate) struct Core {
     accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
     timer: Timer,
     closed: AtomicBool,
+    stopped: AtomicBool,
 }
 
 /// What is left to do after the lock is let go.
@@ -104,6 +105,7 @@ impl Core {
             accesses: ArrayQueue::new(ACCESS_QUEUE),
             timer: Timer::default(),
             closed: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
         }
     }
 
@@ -121,11 +123,7 @@ impl Core {
     }
 
     /// Begins a call.
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        call: Call,
-        event: impl FnOnce(OpId) -> Event,
-    ) -> OpId {
+    pub(crate) fn submit(self: &Arc<Self>, call: Call, event: impl FnOnce(OpId) -> Event) -> OpId {
         let mut state = self.state.lock();
         let op = OpId(state.next_op);
         state.next_op += 1;
@@ -243,14 +241,10 @@ impl Core {
             if due {
                 core.drive([Event::Tick]);
             }
-            if core.is_stopped() {
+            if core.stopped.load(Ordering::Acquire) {
                 return;
             }
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.is_closed() && self.timer.at.lock().is_none()
     }
 
     /// Ends the copy threads and the I/O threads, after everything in flight has ended.
@@ -259,6 +253,9 @@ impl Core {
             io.close();
         }
         self.copies.close();
+        self.stopped.store(true, Ordering::Release);
+        // Under the lock, so that the timer is either before its check or already waiting.
+        let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
     }
 }

@@ -1,8 +1,8 @@
 //! The read index: what a caller sees of every block, without waiting for the state machine.
 //!
-//! Sharded by key; a shard's lock guards only its own table and is held for one key at a time, never
-//! across I/O. The state machine alone writes to it, while it decides, so that the index never runs
-//! ahead of the data: an entry appears after its bytes and checksums are in place.
+//! Sharded by key; a shard's lock guards only its own table and is held for one key at a time,
+//! never across I/O. The state machine alone writes to it, while it decides, so that the index
+//! never runs ahead of the data: an entry appears after its bytes and checksums are in place.
 
 use crate::machine::BlockId;
 use crate::resident::Resident;
@@ -14,16 +14,17 @@ use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// A key and the namespace it lives in; compared whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FullKey {
+pub(crate) struct FullKey {
     /// Number of the namespace in this store.
-    pub ns: u32,
+    pub(crate) ns: u32,
     /// The key.
-    pub key: BlockKey,
+    pub(crate) key: BlockKey,
 }
 
 impl Hash for FullKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // The key is a digest: eight bytes of it and the namespace spread evenly. Comparison is whole.
+        // The key is a digest: eight bytes of it and the namespace spread evenly. Comparison is
+        // whole.
         let mut head = [0; 8];
         head.copy_from_slice(&self.key.0[..8]);
         state.write_u64(u64::from_le_bytes(head) ^ u64::from(self.ns).rotate_left(32));
@@ -147,8 +148,8 @@ impl ReadIndex {
         resident.is_some_and(|r| Arc::strong_count(r) == 1)
     }
 
-    /// Takes the copy out of memory if nobody else holds it. The lock keeps a caller from pinning it
-    /// between the check and the removal.
+    /// Takes the copy out of memory if nobody else holds it. The lock keeps a caller from pinning
+    /// it between the check and the removal.
     pub(crate) fn evict(&self, key: &FullKey) -> bool {
         let mut shard = self.shard(key).write();
         let Some(entry) = shard.get_mut(key) else { return false };

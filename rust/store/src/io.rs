@@ -26,13 +26,31 @@ pub(crate) fn segment_number(name: &str) -> Option<u32> {
 
 /// What a request in flight belongs to; the last of its parts makes the event.
 enum Task {
-    Load { block: BlockId, filling: Filling, slots: Vec<Option<SlotMut>>, crcs: Vec<u32> },
-    Slabs { group: u64, block: BlockId },
-    Headers { group: u64 },
-    Sync { group: u64 },
+    Load {
+        block: BlockId,
+        filling: Filling,
+        slots: Vec<Option<SlotMut>>,
+        crcs: Vec<u32>,
+    },
+    Slabs {
+        group: u64,
+        block: BlockId,
+    },
+    Headers {
+        group: u64,
+    },
+    Sync {
+        group: u64,
+    },
     /// An existing file's header page and table are written, then synced.
-    Rewrite { segment: u32, file: FileId, synced: bool },
-    Create { segment: u32 },
+    Rewrite {
+        segment: u32,
+        file: FileId,
+        synced: bool,
+    },
+    Create {
+        segment: u32,
+    },
 }
 
 struct Tracked {
@@ -180,9 +198,8 @@ impl IoBridge {
             .map(|w| Ok((w.file, w.offset, HeaderBuf::new(&w.bytes)?)))
             .collect::<tiered_kv_types::Result<_>>()?;
         let token = self.track(Task::Headers { group }, bufs.len());
-        let write = |(file, offset, buf)| {
-            store(token, IoOp::Write { file, offset, buf: Arc::new(buf) })
-        };
+        let write =
+            |(file, offset, buf)| store(token, IoOp::Write { file, offset, buf: Arc::new(buf) });
         Ok(bufs.into_iter().map(write).collect())
     }
 
@@ -255,7 +272,8 @@ impl IoBridge {
             Task::Load { block, filling, slots, crcs } => {
                 let result = match fault {
                     Some(_) => {
-                        // The pages first, then their numbers: a number given back is taken at once.
+                        // The pages first, then their numbers: a number given back is taken at
+                        // once.
                         drop(slots);
                         drop(filling);
                         Err(LoadFault::Io)
@@ -293,7 +311,11 @@ fn store(token: u64, op: IoOp) -> IoRequest {
 }
 
 /// Puts the slots back and checks every slab against the checksum that it was stored with.
-fn verify(mut filling: Filling, slots: Vec<Option<SlotMut>>, crcs: &[u32]) -> Option<Filled> {
+pub(crate) fn verify(
+    mut filling: Filling,
+    slots: Vec<Option<SlotMut>>,
+    crcs: &[u32],
+) -> Option<Filled> {
     filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
     let filled = filling.fill_in_place();
     (filled.crcs() == crcs).then_some(filled)

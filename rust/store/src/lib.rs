@@ -16,9 +16,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod answers;
 mod call;
 mod driver;
 mod index;
+mod inspect;
 mod io;
 mod log;
 mod machine;
@@ -28,9 +30,12 @@ mod request;
 mod reserve;
 mod resident;
 mod seams;
+#[cfg(test)]
+mod sim;
 mod stats;
 mod store;
 
+pub use answers::{GetOptions, Health, Leases, Lookup, LookupMode};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
@@ -42,7 +47,7 @@ pub use reserve::{Reservation, Reserved};
 pub use resident::{Lease, Resident};
 pub use seams::{OpenDisk, Seams};
 pub use stats::{Stats, TierStats};
-pub use store::{GetOptions, Health, Leases, Lookup, LookupMode, Store};
+pub use store::Store;
 pub use tiered_kv_io as io_seams;
 pub use tiered_kv_types::{
     BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, KEY_BYTES,

@@ -4,7 +4,8 @@ use crate::index::FullKey;
 use crate::machine::PutItem;
 use std::time::Duration;
 use tiered_kv_types::{
-    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, KvLayout, NamespaceId, Result, key,
+    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, KvLayout, NamespaceId, Result,
+    key,
 };
 
 /// A namespace opened in a store.

@@ -6,11 +6,12 @@ use crate::io::{IoBridge, segment_name, segment_number};
 use crate::machine::{DriveParts, Event, FoundSegment, Geometry, Limits, Machine, Now, Parts};
 use crate::resident::{FreedSlots, LeaseBudget};
 use crate::seams::Seams;
+use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    AlignedBuf, Arena, ArenaConfig, BlockingEngine, DirLock, Disk, IoDone, WorkerPool,
+    AlignedBuf, Arena, ArenaConfig, BlockingEngine, DirLock, Disk, FileId, IoDone, WorkerPool,
     memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
@@ -44,7 +45,8 @@ pub(crate) struct Drive {
     pub(crate) disk: Arc<dyn Disk>,
     superblock: Superblock,
     geometry: Geometry,
-    _lock: Option<DirLock>,
+    /// Guards the directory's lock, which ends with the close, however long the store object lives.
+    lock: Mutex<Option<DirLock>>,
 }
 
 /// Everything that `open` made.
@@ -76,9 +78,8 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         dirty_high_bytes: part(config.dirty_high_fraction),
         load_high_bytes: config.max_load_bytes,
     };
-    let drive_parts = drive
-        .as_ref()
-        .map(|d| DriveParts { store: d.superblock.store, geometry: d.geometry });
+    let drive_parts =
+        drive.as_ref().map(|d| DriveParts { store: d.superblock.store, geometry: d.geometry });
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
@@ -163,8 +164,9 @@ fn start(
 }
 
 fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> {
-    let disk = (seams.open_disk)(dir)?;
+    // The lock first: opening the files clears what a crash left half written.
     let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
+    let disk = (seams.open_disk)(dir)?;
     let stride = u32::try_from(RECORD_BYTES).expect("512").max(disk.alignment().offset);
     let found = disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64)?;
     let mismatch = match found.as_deref().map(Superblock::decode) {
@@ -194,8 +196,8 @@ fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> 
         ErrorKind::FormatMismatch,
         "open",
         format!(
-            "`nvme_paths`: {} {mismatch}; set on_format_mismatch = \"reset\" to drop what is in it, \
-             or name another directory",
+            "`nvme_paths`: {} {mismatch}; set on_format_mismatch = \"reset\" to drop what \
+             is in it, or name another directory",
             dir.display()
         ),
     ))
@@ -210,8 +212,8 @@ fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
             ErrorKind::FormatMismatch,
             "open",
             format!(
-                "`nvme_paths`: {} is not a store and holds other files ({name}); name an empty or a \
-                 new directory",
+                "`nvme_paths`: {} is not a store and holds other files ({name}); name an empty \
+                 or a new directory",
                 dir.display()
             ),
         )),
@@ -265,26 +267,13 @@ fn with_geometry(
             config.nvme_capacity
         )));
     }
-    let geometry =
-        Geometry { segment_bytes, segments, header_stride: superblock.header_stride };
-    Ok(Drive { disk, superblock, geometry, _lock: lock })
+    let geometry = Geometry { segment_bytes, segments, header_stride: superblock.header_stride };
+    Ok(Drive { disk, superblock, geometry, lock: Mutex::new(lock) })
 }
 
 /// Reads every segment's header table and lets the machine decide what is believed.
 fn recover_drive(drive: &Drive, machine: &mut Machine, seams: &Seams) -> Result<()> {
-    let mut events = Vec::new();
-    for (name, _) in drive.disk.list()? {
-        let Some(segment) = segment_number(&name) else { continue };
-        let (file, bytes) = drive.disk.open(&name)?;
-        if segment >= drive.geometry.segments || bytes != drive.geometry.segment_bytes {
-            // Beyond the capacity, or cut short by somebody: its space is given back.
-            tracing::warn!(name, bytes, "a segment file does not fit the store: removed");
-            drive.disk.remove(&name)?;
-            continue;
-        }
-        events.push(Event::Found(read_segment(drive, segment, file)));
-    }
-    events.push(Event::Recovered);
+    let events = found_segments(drive.disk.as_ref(), &drive.geometry)?;
     let now = Now { mono: seams.clock.now(), unix_ns: seams.clock.unix_nanos() };
     let mut commands = Vec::new();
     machine.step(now, events, &mut commands);
@@ -292,33 +281,48 @@ fn recover_drive(drive: &Drive, machine: &mut Machine, seams: &Seams) -> Result<
     Ok(())
 }
 
-fn read_segment(drive: &Drive, segment: u32, file: tiered_kv_io::FileId) -> FoundSegment {
-    let mut found =
-        FoundSegment { segment, file, header: None, records: Vec::new(), damaged: 0 };
+/// What recovery tells the machine of a directory.
+pub(crate) fn found_segments(disk: &dyn Disk, geometry: &Geometry) -> Result<Vec<Event>> {
+    let mut events = Vec::new();
+    for (name, _) in disk.list()? {
+        let Some(segment) = segment_number(&name) else { continue };
+        let (file, bytes) = disk.open(&name)?;
+        if segment >= geometry.segments || bytes != geometry.segment_bytes {
+            // Beyond the capacity, or cut short by somebody: its space is given back.
+            tracing::warn!(name, bytes, "a segment file does not fit the store: removed");
+            disk.remove(&name)?;
+            continue;
+        }
+        events.push(Event::Found(read_segment(disk, geometry, segment, file)));
+    }
+    events.push(Event::Recovered);
+    Ok(events)
+}
+
+fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId) -> FoundSegment {
+    let mut found = FoundSegment { segment, file, header: None, records: Vec::new(), damaged: 0 };
     let read = |offset: u64, len: usize| -> Result<AlignedBuf> {
         let mut buf = AlignedBuf::new(len)?;
         let fault = |e| Error::from_io("open", segment_name(segment), e);
-        drive.disk.read_at(file, offset, buf.as_mut_slice()).map_err(fault)?;
+        disk.read_at(file, offset, buf.as_mut_slice()).map_err(fault)?;
         Ok(buf)
     };
-    let Ok(page) = read(0, SEGMENT_HEADER_BYTES) else {
-        found.damaged = 1;
-        return found;
-    };
-    let header = match SegmentHeader::decode(page.as_slice()) {
-        Decoded::Valid(header) => header,
-        Decoded::Empty => return found,
-        _ => {
+    let page = read(0, SEGMENT_HEADER_BYTES);
+    let header = match page.as_ref().map(|page| SegmentHeader::decode(page.as_slice())) {
+        Ok(Decoded::Valid(header)) => header,
+        Ok(Decoded::Empty) => return found,
+        Ok(_) | Err(_) => {
             found.damaged = 1;
             return found;
         }
     };
-    let table = header.data_offset.saturating_sub(PAGE_BYTES).min(drive.geometry.segment_bytes);
-    let stride = drive.geometry.header_stride as usize;
-    let table = usize::try_from(table).unwrap_or(usize::MAX).next_multiple_of(4096);
-    match read(PAGE_BYTES, table) {
+    let table = header.data_offset.saturating_sub(PAGE_BYTES);
+    let table = table.min(geometry.segment_bytes - PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+    match read(PAGE_BYTES, usize::try_from(table).expect("a table fits in memory")) {
         Ok(buf) => {
-            for (slot, bytes) in buf.as_slice().chunks_exact(stride).enumerate() {
+            for (slot, bytes) in
+                buf.as_slice().chunks_exact(geometry.header_stride as usize).enumerate()
+            {
                 let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
                 match RecordHeader::decode(bytes) {
                     Decoded::Valid(record) => found.records.push((slot, record)),
@@ -334,6 +338,11 @@ fn read_segment(drive: &Drive, segment: u32, file: tiered_kv_io::FileId) -> Foun
 }
 
 impl Drive {
+    /// Lets another store have the directory; nothing is in flight any more.
+    pub(crate) fn unlock(&self) {
+        drop(self.lock.lock().take());
+    }
+
     /// The store's random identity, in hexadecimal.
     pub(crate) fn store_id(&self) -> String {
         hex(&self.superblock.store)

@@ -50,8 +50,8 @@ impl Request {
         &self.context
     }
 
-    /// The request uses these blocks; `position` is the place of the first in the sequence, in blocks.
-    /// Observing a block again changes nothing.
+    /// The request uses these blocks; `position` is the place of the first in the sequence, in
+    /// blocks. Observing a block again changes nothing.
     pub fn observe(&self, ns: &Namespace, keys: &[BlockKey], position: u64) {
         let mut observed = self.observed.lock();
         observed.ns = ns.number;
@@ -60,7 +60,8 @@ impl Request {
 
     /// Counts one access a block, leaf first. A second finish counts nothing.
     ///
-    /// `output_tokens` is what the request generated, `engine_hit_tokens` what the engine's own cache
+    /// `output_tokens` is what the request generated, `engine_hit_tokens` what the engine's own
+    /// cache
     /// served; the reuse predictor learns from both.
     pub fn finish(&self, output_tokens: u64, engine_hit_tokens: u64) {
         let _ = (output_tokens, engine_hit_tokens);

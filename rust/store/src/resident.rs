@@ -1,9 +1,10 @@
 //! Blocks in memory: slots being filled, resident copies, leases.
 //!
-//! Ownership is the pin. A resident copy is reference counted; the read index holds one reference, and
-//! every lease, copy or write in flight holds another. A copy can be evicted only while the index holds
-//! the only one, and its slots return to the allocator when the last reference is dropped, whoever
-//! drops it. So a lease is never invalidated, and nothing frees memory that the kernel still reads.
+//! Ownership is the pin. A resident copy is reference counted; the read index holds one reference,
+//! and every lease, copy or write in flight holds another. A copy can be evicted only while the
+//! index holds the only one, and its slots return to the allocator when the last reference is
+//! dropped, whoever drops it. So a lease is never invalidated, and nothing frees memory that the
+//! kernel still reads.
 
 use crate::machine::SlotId;
 use crossbeam_queue::SegQueue;
@@ -113,6 +114,14 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
+    pub(crate) fn crcs(&self) -> &[u32] {
+        &self.crcs
+    }
+
+    pub(crate) fn into_resident(mut self, generation: u64, info: BlockInfo) -> Resident {
+        let slots = self.filling.take_slots().into_iter().map(SlotMut::freeze).collect();
+        Resident {
+            slots,
             ids: std::mem::take(&mut self.filling.ids),
             lens: std::mem::take(&mut self.filling.lens),
             crcs: std::mem::take(&mut self.crcs),

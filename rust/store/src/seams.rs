@@ -2,9 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use tiered_kv_io::{
-    Clock, Disk, Entropy, OsEntropy, OsThreads, PosixDisk, SystemClock, Threads,
-};
+use tiered_kv_io::{Clock, Disk, Entropy, OsEntropy, OsThreads, PosixDisk, SystemClock, Threads};
 use tiered_kv_types::Result;
 
 /// Opens the files of one store directory.
@@ -38,6 +36,8 @@ impl Default for Seams {
 
 impl std::fmt::Debug for Seams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seams").field("lock_directory", &self.lock_directory).finish_non_exhaustive()
+        f.debug_struct("Seams")
+            .field("lock_directory", &self.lock_directory)
+            .finish_non_exhaustive()
     }
 }

@@ -119,7 +119,8 @@ pub struct Stats {
     pub dram: TierStats,
     /// T3.
     pub nvme: TierStats,
-    /// Blocks asked for by `get` and `get_into`; equals hits of all tiers plus misses once all are done.
+    /// Blocks asked for by `get` and `get_into`; equals hits of all tiers plus misses once all are
+    /// done.
     pub requested: u64,
     /// Misses by reason.
     pub misses: Vec<(&'static str, u64)>,

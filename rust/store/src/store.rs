@@ -1,109 +1,42 @@
 //! The request path, top down: open, look up, get, put, flush, close.
 
+use crate::answers::{GetOptions, Leases, Lookup, LookupMode};
 use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
 use crate::driver::Core;
 use crate::index::Residency;
-use crate::log::LogEntry;
-use crate::machine::{Audit, Event, FlushReport, OpId, Outcome, PutItem};
+use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
 use crate::open::{Drive, OpenTimes, Opened};
 use crate::request::{Request, RequestContext};
-use crate::resident::Lease;
 use crate::seams::Seams;
-use crate::stats::{FastCounters, Stats};
+use crate::stats::FastCounters;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tiered_kv_io::{Arena, Nanos};
 use tiered_kv_types::{
-    BlockInfo, BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
+    BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
 };
 
 /// A store of KV blocks over memory and NVMe.
 ///
-/// Cheap to share behind an [`Arc`]; every method takes `&self` and none of them blocks on I/O except
-/// [`Op::wait`] and dropping the last handle, which closes the store.
+/// Cheap to share behind an [`Arc`]; every method takes `&self` and none of them blocks on I/O
+/// except [`Op::wait`] and dropping the last handle, which closes the store.
 pub struct Store {
     pub(crate) core: Arc<Core>,
     pub(crate) config: StoreConfig,
-    drive: Option<Drive>,
-    arena: Arc<Arena>,
-    times: OpenTimes,
-}
-
-/// What a `get` found, block by block.
-#[derive(Debug)]
-pub struct Leases {
-    /// A lease of each block, or why there is none.
-    pub items: Vec<std::result::Result<Lease, MissReason>>,
-    /// The tier that each block came from; means nothing for a miss.
-    pub sources: Vec<Tier>,
-}
-
-impl Leases {
-    /// Leading blocks that were found.
-    pub fn hits(&self) -> usize {
-        self.items.iter().take_while(|item| item.is_ok()).count()
-    }
-}
-
-/// How a lookup walks the keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LookupMode {
-    /// Every key by itself.
-    Each,
-    /// The longest stored prefix: it ends at the first key that is not there.
-    #[default]
-    Prefix,
-}
-
-/// What a lookup found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lookup {
-    /// Leading keys that a `get` would find.
-    pub hits: usize,
-    /// Where each key is. With [`LookupMode::Prefix`], only the hits.
-    pub states: Vec<Residency>,
-    /// What was told of each block when it was stored.
-    pub infos: Vec<BlockInfo>,
-}
-
-/// Options of a get.
-#[derive(Clone, Debug, Default)]
-pub struct GetOptions {
-    /// How long to wait for loads; the configuration's `load_timeout_s` where absent.
-    pub timeout: Option<Duration>,
-    /// The get belongs to an open [`Request`], which counts its accesses.
-    pub in_request: bool,
-}
-
-/// State of the store's parts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// The store takes calls.
-    pub open: bool,
-    /// I/O backend in use.
-    pub backend: String,
-    /// Whether files bypass the page cache.
-    pub direct: bool,
-    /// Why they do or do not.
-    pub direct_reason: String,
-    /// Writing to the drive is paused after faults; blocks stay in memory only.
-    pub drive_paused: bool,
-    /// The directory's identity, empty without a drive.
-    pub store_id: String,
-    /// Bytes of memory on huge pages.
-    pub huge_bytes: u64,
+    pub(crate) drive: Option<Drive>,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) times: OpenTimes,
 }
 
 impl Store {
     /// Opens a store, finding again what a directory holds.
     ///
     /// # Errors
-    /// `Config`, `NotFound`, `Permission`, `InUse`, `FormatMismatch`, `NoSpace`: each names the field and
-    /// the remedy.
+    /// `Config`, `NotFound`, `Permission`, `InUse`, `FormatMismatch`, `NoSpace`: each names
+    /// the field and the remedy.
     pub fn open(config: &StoreConfig) -> Result<Arc<Self>> {
         Self::open_with(config, &Seams::default())
     }
@@ -120,7 +53,8 @@ impl Store {
     /// Opens a namespace: a cheap handle that calls name.
     ///
     /// # Errors
-    /// `InvalidArgument` for a field that is empty or too long, or a block that fits no slot; `Closed`.
+    /// `InvalidArgument` for a field that is empty or too long, or a block that fits no slot;
+    /// `Closed`.
     pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace> {
         self.check_open("namespace")?;
         let id = spec.id()?;
@@ -140,8 +74,8 @@ impl Store {
         Ok(Namespace { number, id, layout: spec.layout.clone() })
     }
 
-    /// Says where keys are. Takes no lock across keys, waits for nothing, and has no effect on what is
-    /// evicted: engines repeat it every step.
+    /// Says where keys are. Takes no lock across keys, waits for nothing, and has no effect on what
+    /// is evicted: engines repeat it every step.
     pub fn lookup(&self, ns: &Namespace, keys: &[BlockKey], mode: LookupMode) -> Lookup {
         FastCounters::add(&self.core.fast.lookups, keys.len() as u64);
         let mut found = Lookup::default();
@@ -164,11 +98,17 @@ impl Store {
         self.core.index.residency(&ns.full(*key)).0.is_hit()
     }
 
-    /// Leases blocks, loading what is on the drive. A fault is a miss with a reason, never an error.
+    /// Leases blocks, loading what is on the drive. A fault is a miss with a reason, never an
+    /// error.
     ///
     /// # Errors
     /// `Closed`.
-    pub fn get(&self, ns: &Namespace, keys: &[BlockKey], options: &GetOptions) -> Result<Op<Leases>> {
+    pub fn get(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Result<Op<Leases>> {
         let (op, done) = Op::new();
         self.get_with(ns, keys, options, done)?;
         Ok(op)
@@ -199,9 +139,9 @@ impl Store {
             let mut leases = Leases { items: Vec::new(), sources: Vec::new() };
             for item in found {
                 leases.sources.push(item.source);
-                let lease = item.result.and_then(|resident| {
-                    budget.lease(resident).ok_or(MissReason::LeaseCap)
-                });
+                let lease = item
+                    .result
+                    .and_then(|resident| budget.lease(resident).ok_or(MissReason::LeaseCap));
                 if let (Err(MissReason::LeaseCap), Some(core)) = (&lease, core.upgrade()) {
                     FastCounters::add(&core.fast.lease_cap, 1);
                 }
@@ -227,12 +167,15 @@ impl Store {
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
-    fn get_resident(&self, ns: &Namespace, keys: &[BlockKey], options: &GetOptions) -> Option<Leases> {
+    fn get_resident(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Option<Leases> {
         let fast = &self.core.fast;
-        let mut leases = Leases {
-            items: Vec::with_capacity(keys.len()),
-            sources: vec![Tier::Dram; keys.len()],
-        };
+        let mut leases =
+            Leases { items: Vec::with_capacity(keys.len()), sources: vec![Tier::Dram; keys.len()] };
         let (mut hits, mut bytes, mut absent, mut capped) = (0, 0, 0, 0);
         for key in keys {
             leases.items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
@@ -267,8 +210,8 @@ impl Store {
         Some(leases)
     }
 
-    /// Copies blocks into the caller's buffers, verified on the way. The buffers come back when the core
-    /// no longer touches them, whatever happened.
+    /// Copies blocks into the caller's buffers, verified on the way. The buffers come back when the
+    /// core no longer touches them, whatever happened.
     ///
     /// # Errors
     /// `InvalidArgument` for a wrong number or length of buffers; `Closed`.
@@ -316,9 +259,9 @@ impl Store {
         Ok(self.begin_get(ns, keys, options, call, true))
     }
 
-    /// Stores blocks. They become visible together, when all of them are complete; a block whose key is
-    /// stored already is a counted no-op. Resolves when the bytes are captured: what is durable, `flush`
-    /// says.
+    /// Stores blocks. They become visible together, when all of them are complete; a block whose
+    /// key is stored already is a counted no-op. Resolves when the bytes are captured: what is
+    /// durable, `flush` says.
     ///
     /// # Errors
     /// `InvalidArgument` for a wrong number or length of blocks or options; `Closed`.
@@ -367,9 +310,12 @@ impl Store {
     ) -> Result<Vec<PutItem>> {
         let parent = options.parent.map(|key| (key, self.core.index.residency(&ns.full(key))));
         // A parent that is stored tells its depth; one that is not is at least a root.
-        let below = parent.map(|(_, (state, info))| {
-            if state == Residency::Absent { 1 } else { info.depth.saturating_add(1) }
-        });
+        let below =
+            parent.map(
+                |(_, (state, info))| {
+                    if state == Residency::Absent { 1 } else { info.depth.saturating_add(1) }
+                },
+            );
         ns.put_items(keys, options, options.depth.max(below.unwrap_or(0)))
     }
 
@@ -399,7 +345,8 @@ impl Store {
         Ok(self.core.submit(call, |op| Event::Flush { op, deadline }))
     }
 
-    /// Cancels a call. It still ends through its own result, when the core no longer touches its memory.
+    /// Cancels a call. It still ends through its own result, when the core no longer touches its
+    /// memory.
     pub fn cancel(&self, op: OpId) {
         self.core.drive([Event::Cancel { op }]);
     }
@@ -409,8 +356,8 @@ impl Store {
         Request::new(self.core.clone(), context)
     }
 
-    /// Closes the store: ends calls in progress, writes what is not durable yet until the deadline, and
-    /// waits until nothing is in flight. Leases stay valid. A second close does nothing.
+    /// Closes the store: ends calls in progress, writes what is not durable yet until the deadline,
+    /// and waits until nothing is in flight. Leases stay valid. A second close does nothing.
     pub fn close(&self) -> CloseReport {
         if !self.core.refuse_calls() {
             return CloseReport::default();
@@ -425,6 +372,9 @@ impl Store {
         self.core.submit(call, |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        if let Some(drive) = &self.drive {
+            drive.unlock();
+        }
         report
     }
 
@@ -440,61 +390,6 @@ impl Store {
         let wait = timeout.unwrap_or_else(|| Duration::from_secs_f64(default_s));
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         self.core.clock.now().saturating_add(nanos)
-    }
-
-    /// A snapshot of counters and gauges.
-    pub fn stats(&self) -> Stats {
-        let mut stats = self.core.with_machine(|m| m.stats());
-        let fast = &self.core.fast;
-        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        stats.dram.hits += load(&fast.dram_hits);
-        stats.dram.hit_bytes += load(&fast.dram_hit_bytes);
-        stats.requested = load(&fast.requested);
-        for (name, count) in &mut stats.misses {
-            *count += match *name {
-                "absent" => load(&fast.absent),
-                "lease_cap" => load(&fast.lease_cap),
-                _ => 0,
-            };
-        }
-        stats.leased_bytes = self.core.budget.leased_bytes();
-        stats.counters.push(("lookups", load(&fast.lookups)));
-        stats.counters.push(("accesses_dropped", load(&fast.accesses_dropped)));
-        stats
-    }
-
-    /// State of the store's parts.
-    pub fn health(&self) -> Health {
-        let disk = self.drive.as_ref().map(|d| &d.disk);
-        Health {
-            open: !self.core.is_closed(),
-            backend: self.core.io.as_ref().map_or("none", |io| io.backend()).to_owned(),
-            direct: disk.is_some_and(|d| d.is_direct()),
-            direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
-            drive_paused: self.core.with_machine(|m| m.drive_paused()),
-            store_id: self.drive.as_ref().map(Drive::store_id).unwrap_or_default(),
-            huge_bytes: self.arena.report().huge_bytes,
-        }
-    }
-
-    /// How long the parts of the open took.
-    pub fn open_times(&self) -> OpenTimes {
-        self.times
-    }
-
-    /// The configuration in use.
-    pub fn config(&self) -> &StoreConfig {
-        &self.config
-    }
-
-    /// Entries of the event log from number `from` on.
-    pub fn events(&self, from: u64) -> Vec<LogEntry> {
-        self.core.with_machine(|m| m.log.since(from))
-    }
-
-    /// Recounts everything and compares it with the books.
-    pub fn audit(&self) -> Audit {
-        self.core.with_machine(|m| m.audit())
     }
 }
 

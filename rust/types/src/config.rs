@@ -1,8 +1,8 @@
 //! The one configuration schema, for Rust, Python, TOML and the environment.
 //!
 //! Python passes its fields as TOML text, so that a field, its default and its check exist once.
-//! Sizes are integers of bytes or text such as `"512MiB"`; an environment variable is `TIERED_KV_` and
-//! the field's name in capitals, and wins over the file.
+//! Sizes are integers of bytes or text such as `"512MiB"`; an environment variable is `TIERED_KV_`
+//! and the field's name in capitals, and wins over the file.
 
 use crate::PAGE_BYTES;
 use crate::error::{Error, ErrorKind, Result};
@@ -174,10 +174,17 @@ impl StoreConfig {
     /// # Errors
     /// `Config`, naming the field and what it accepts.
     pub fn from_toml(text: &str, env: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
-        let parse = |e: toml::de::Error| {
-            Error::new(ErrorKind::Config, "config", e.to_string().trim_end().to_owned())
-        };
-        let mut table: toml::Table = text.parse().map_err(parse)?;
+        Self::from_table(text.parse().map_err(unreadable)?, env)
+    }
+
+    /// The same from fields that were read already.
+    ///
+    /// # Errors
+    /// `Config`, naming the field and what it accepts.
+    pub fn from_table(
+        mut table: toml::Table,
+        env: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self> {
         for (name, value) in env {
             if let Some(field) = name.strip_prefix(ENV_PREFIX) {
                 let field = field.to_ascii_lowercase();
@@ -186,9 +193,25 @@ impl StoreConfig {
                 }
             }
         }
-        let config: Self = table.try_into().map_err(parse)?;
+        let config: Self = table.try_into().map_err(unreadable)?;
         config.check()?;
         Ok(config)
+    }
+
+    /// Every field by name; one that is absent is not in the table.
+    ///
+    /// # Errors
+    /// `Config` where a path is not UTF-8 or a number is over 2^63.
+    pub fn to_table(&self) -> Result<toml::Table> {
+        toml::Table::try_from(self)
+            .map_err(|e| Error::new(ErrorKind::Config, "config", e.to_string()))
+    }
+
+    /// The names of all fields, absent ones too.
+    pub fn field_names() -> Vec<String> {
+        let full = Self { dram_capacity: Some(0), segment_bytes: Some(0), ..Self::default() };
+        let table = full.to_table().expect("the defaults are representable");
+        table.into_iter().map(|(name, _)| name).collect()
     }
 
     /// Checks what can be known before anything is opened.
@@ -295,12 +318,11 @@ impl StoreConfig {
 }
 
 fn is_field(name: &str) -> bool {
-    toml::Table::try_from(StoreConfig {
-        dram_capacity: Some(0),
-        segment_bytes: Some(0),
-        ..Default::default()
-    })
-    .is_ok_and(|table| table.contains_key(name))
+    StoreConfig::field_names().iter().any(|field| field == name)
+}
+
+fn unreadable(e: toml::de::Error) -> Error {
+    Error::new(ErrorKind::Config, "config", e.to_string().trim_end().to_owned())
 }
 
 /// An environment value as TOML: a number or truth value where it reads as one, else text.

@@ -1,7 +1,8 @@
 //! The one error type of the project.
 //!
-//! A miss, "throttled" and "recompute" are values, never errors. An error says what kind it is, whether
-//! a retry can help, in which operation it arose, which field or file it concerns and what to do.
+//! A miss, "throttled" and "recompute" are values, never errors. An error says what kind it is,
+//! whether a retry can help, in which operation it arose, which field or file it concerns and what
+//! to do.
 
 use std::error::Error as StdError;
 use std::fmt;

@@ -4,8 +4,8 @@
 //! namespaces never share a key. The message begins with a tag, so that the kinds never collide:
 //!
 //! ```text
-//! token block   "tkv1:tok" | parent key (32, zero for a root) | count u32 LE | token ids u32 LE ...
-//! opaque key    "tkv1:raw" | width u32 LE | the engine's bytes
+//! token block   "tkv1:tok" | parent key (32, zero for a root) | count u32 LE | token ids u32 LE
+//! ... opaque key    "tkv1:raw" | width u32 LE | the engine's bytes
 //! ```
 //! The exact token count is hashed, so a partial block never equals a full one.
 
@@ -37,7 +37,8 @@ impl BlockKey {
                 ErrorKind::InvalidArgument,
                 "keys",
                 format!(
-                    "`keys` holds {} bytes, which is not a multiple of {KEY_BYTES}: pass packed keys \
+                    "`keys` holds {} bytes, which is not a multiple of {KEY_BYTES}: pass packed \
+                     keys \
                      as keys_from_tokens or keys_from_opaque return them",
                     packed.len()
                 ),
@@ -82,8 +83,8 @@ pub fn token_block_key(ns: &NamespaceId, parent: Option<&BlockKey>, tokens: &[u3
 
 /// The chained keys of a token sequence cut into blocks of `tokens_per_block`.
 ///
-/// Only full blocks get a key, unless `partial` asks for one of the tail too: that key covers the exact
-/// number of tail tokens and never equals the key of the full block.
+/// Only full blocks get a key, unless `partial` asks for one of the tail too: that key covers the
+/// exact number of tail tokens and never equals the key of the full block.
 pub fn keys_from_tokens(
     ns: &NamespaceId,
     parent: Option<BlockKey>,
@@ -138,7 +139,8 @@ pub fn keys_from_opaque(ns: &NamespaceId, packed: &[u8], width: usize) -> Result
             ErrorKind::InvalidArgument,
             "keys_from_opaque",
             format!(
-                "`packed` holds {} bytes, not a multiple of `width` = {width}: pass n x width bytes",
+                "`packed` holds {} bytes, not a multiple of `width` = {width}: pass \
+                 n x width bytes",
                 packed.len()
             ),
         ));

@@ -11,9 +11,9 @@ pub const MAX_BLOCK_BYTES: u64 = 4 << 30;
 
 /// Shape of one block: tokens, grid, and bytes of each slab.
 ///
-/// A slab is one rectangle of the grid and the unit of residency, of checksums and of transfer. In a
-/// caller's buffer the slabs of a block lie one behind the other, layer group by layer group, head
-/// group by head group.
+/// A slab is one rectangle of the grid and the unit of residency, of checksums and of transfer. In
+/// a caller's buffer the slabs of a block lie one behind the other, layer group by layer group,
+/// head group by head group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KvLayout {
     tokens_per_block: u32,
@@ -38,7 +38,8 @@ impl KvLayout {
     /// A grid of `layer_groups` x `head_groups`; `slab_bytes` is row-major, one row a layer group.
     ///
     /// # Errors
-    /// `InvalidArgument` where a number is zero, the grid has over 64 slabs, or the sizes do not match.
+    /// `InvalidArgument` where a number is zero, the grid has over 64 slabs, or the sizes
+    /// do not match.
     pub fn grid(
         tokens_per_block: u32,
         layer_groups: u16,

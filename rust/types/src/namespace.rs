@@ -22,8 +22,8 @@ pub const MAX_ROPE_ENTRIES: usize = 64;
 
 /// Everything that makes the KV bytes of two requests incompatible.
 ///
-/// Changing any field makes everything miss. The tenant that pays for the bytes is not among them: a
-/// tenant accounts, a salt isolates.
+/// Changing any field makes everything miss. The tenant that pays for the bytes is not among them:
+/// a tenant accounts, a salt isolates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceSpec {
@@ -73,8 +73,8 @@ impl NamespaceSpec {
         }
     }
 
-    /// The digest: blake3 over every field with its name and its length, so that no two specifications
-    /// share an encoding.
+    /// The digest: blake3 over every field with its name and its length, so that no two
+    /// specifications share an encoding.
     ///
     /// # Errors
     /// `InvalidArgument` where a mandatory field is empty or a field is too long.

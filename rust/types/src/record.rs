@@ -1,7 +1,9 @@
-//! The bytes on a durable tier, drawn in `docs/format.md`: superblock, segment header, record header.
+//! The bytes on a durable tier, drawn in `docs/format.md`: superblock, segment header, record
+//! header.
 //!
-//! All integers are little-endian. Each structure begins with a magic, the format version and a crc32c
-//! over everything else in it, so that a damaged one is told from an empty and from a foreign one.
+//! All integers are little-endian. Each structure begins with a magic, the format version and a
+//! crc32c over everything else in it, so that a damaged one is told from an empty and from a
+//! foreign one.
 
 use crate::key::BlockKey;
 use crate::namespace::NamespaceId;

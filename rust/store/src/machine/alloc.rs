@@ -1,18 +1,18 @@
 //! Slots: segments of equal length, each cut into slots of one size class and recycled in place.
 //!
-//! Pure bookkeeping, the same for memory and for a drive. A segment without used slots may change its
-//! class; on a drive it must then be *prepared* (its header table rewritten) before a slot of it is
-//! handed out, which the caller does and reports.
+//! Pure bookkeeping, the same for memory and for a drive. A segment without used slots may change
+//! its class; on a drive it must then be *prepared* (its header table rewritten) before a slot of
+//! it is handed out, which the caller does and reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a slab lives: a slot of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId {
+pub(crate) struct SlotId {
     /// Number of the segment.
-    pub segment: u32,
+    pub(crate) segment: u32,
     /// Number of the slot in it.
-    pub index: u32,
+    pub(crate) index: u32,
 }
 
 /// Answer to a request for a slot.
@@ -116,7 +116,15 @@ impl SlotAllocator {
             })
             .collect();
         let unassigned = (0..geometry.segments).collect();
-        Self { geometry, prepare, segments, partial: BTreeMap::new(), unassigned, used_bytes: 0, claimed: BTreeSet::new() }
+        Self {
+            geometry,
+            prepare,
+            segments,
+            partial: BTreeMap::new(),
+            unassigned,
+            used_bytes: 0,
+            claimed: BTreeSet::new(),
+        }
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -143,8 +151,7 @@ impl SlotAllocator {
         if let Some(segment) = self.partial.get(&slot_bytes).and_then(|set| set.first().copied()) {
             return Alloc::Slot(self.take_from(segment));
         }
-        let preparing =
-            |s: &Segment| s.state == State::Preparing && s.slot_bytes == slot_bytes;
+        let preparing = |s: &Segment| s.state == State::Preparing && s.slot_bytes == slot_bytes;
         if self.segments.iter().any(preparing) {
             return Alloc::Wait;
         }
@@ -177,8 +184,9 @@ impl SlotAllocator {
         let number = match self.unassigned.pop_first() {
             Some(number) => number,
             None => {
-                let empty =
-                    |s: &Segment| s.state == State::Ready && s.slot_bytes != slot_bytes && s.used() == 0;
+                let empty = |s: &Segment| {
+                    s.state == State::Ready && s.slot_bytes != slot_bytes && s.used() == 0
+                };
                 let at = self.segments.iter().position(empty)?;
                 u32::try_from(at).expect("segment numbers are u32")
             }
@@ -277,7 +285,8 @@ impl SlotAllocator {
         true
     }
 
-    /// Marks a slot of a restored segment as used; [`SlotAllocator::rebuild_free`] ends a run of these.
+    /// Marks a slot of a restored segment as used; [`SlotAllocator::rebuild_free`] ends a run of
+    /// these.
     pub(crate) fn claim_slot(&mut self, slot: SlotId) {
         self.claimed.insert(slot);
     }
@@ -288,7 +297,9 @@ impl SlotAllocator {
         for (number, segment) in self.segments.iter_mut().enumerate() {
             let number = u32::try_from(number).expect("segment numbers are u32");
             let before = segment.free.len();
-            segment.free.retain(|index| !claimed.contains(&SlotId { segment: number, index: *index }));
+            segment
+                .free
+                .retain(|index| !claimed.contains(&SlotId { segment: number, index: *index }));
             let taken = (before - segment.free.len()) as u64;
             self.used_bytes += taken * segment.slot_bytes;
             if segment.free.is_empty()
@@ -310,10 +321,7 @@ mod tests {
     use super::*;
 
     fn memory(segments: u32) -> SlotAllocator {
-        SlotAllocator::new(
-            Geometry { segment_bytes: 64 << 10, segments, header_stride: 0 },
-            false,
-        )
+        SlotAllocator::new(Geometry { segment_bytes: 64 << 10, segments, header_stride: 0 }, false)
     }
 
     #[test]

@@ -10,8 +10,8 @@ use tiered_kv_types::round_up_to_page;
 pub struct Audit {
     /// Bytes of slots in memory that blocks hold, by recount.
     pub dram_block_bytes: u64,
-    /// Bytes of slots in memory that are used, by the books. Leases, fills and writes in flight may hold
-    /// more than blocks do.
+    /// Bytes of slots in memory that are used, by the books. Leases, fills and writes in flight may
+    /// hold more than blocks do.
     pub dram_used_bytes: u64,
     /// Bytes of the arena's pages that somebody owns.
     pub dram_owned_bytes: u64,
@@ -36,6 +36,7 @@ impl Machine {
         let mut drive_slots: BTreeSet<SlotId> = BTreeSet::new();
         let mut dirty = 0;
         let mut entries = 0;
+        let (mut dram_blocks, mut nvme_blocks) = (0, 0);
         for (id, block) in self.table.iter() {
             let slots = block.slabs.iter().map(|(b, _)| round_up_to_page(*b)).sum::<u64>();
             let key = block.key;
@@ -55,6 +56,8 @@ impl Machine {
                     fault("its key maps elsewhere");
                 }
             }
+            dram_blocks += u64::from(block.in_dram);
+            nvme_blocks += u64::from(block.is_durable());
             dirty += if block.dirty.is_some() { block.bytes() } else { 0 };
             if block.in_dram && !block.doomed {
                 audit.dram_block_bytes += slots;
@@ -67,6 +70,9 @@ impl Machine {
                     }
                 }
             }
+        }
+        if (dram_blocks, nvme_blocks) != (self.dram_blocks, self.nvme_blocks) {
+            audit.faults.push(format!("blocks: {dram_blocks} and {nvme_blocks} counted"));
         }
         self.check_totals(dirty, entries, &mut audit);
         self.check_kin(&mut audit);
@@ -134,10 +140,8 @@ impl Machine {
             stats.nvme.capacity_bytes = drive.slots.capacity_bytes();
             stats.nvme.used_bytes = drive.slots.used_bytes();
         }
-        for (_, block) in self.table.iter().filter(|(_, b)| !b.doomed) {
-            stats.dram.blocks += u64::from(block.in_dram);
-            stats.nvme.blocks += u64::from(block.is_durable());
-        }
+        stats.dram.blocks = self.dram_blocks;
+        stats.nvme.blocks = self.nvme_blocks;
         for (tier, row) in [(Tier::Dram, &mut stats.dram), (Tier::Nvme, &mut stats.nvme)] {
             row.hits = self.counters.hits[tier as usize];
             row.hit_bytes = self.counters.hit_bytes[tier as usize];

@@ -25,7 +25,8 @@ impl Machine {
             let id = self.memory_slot(class)?;
             let segment = u64::from(id.segment) * self.memory.geometry().segment_bytes;
             let Some(slot) = self.arena.take(segment + self.memory.offset(id), class) else {
-                // Cannot happen while the allocator and the arena agree; the slot is not handed out.
+                // Cannot happen while the allocator and the arena agree; the slot is not handed
+                // out.
                 tracing::error!(?id, "a free slot is still owned: it is left unused");
                 return None;
             };
@@ -118,6 +119,7 @@ impl Machine {
     pub(super) fn leave_memory(&mut self, id: BlockId) {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = false;
+        self.dram_blocks -= 1;
         self.policy.removed(Tier::Dram, id);
         self.table.count_child(id, Tier::Dram, false);
     }
@@ -144,11 +146,13 @@ impl Machine {
     pub(super) fn leave_drive(&mut self, id: BlockId) {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         let key = block.key;
+        let durable = block.is_durable();
         let slots = match std::mem::replace(&mut block.drive, OnDrive::None) {
             OnDrive::None => return,
             OnDrive::Writing(slots) | OnDrive::Durable(slots) => slots,
         };
         let doomed = block.doomed;
+        self.nvme_blocks -= u64::from(durable);
         if let Some(drive) = &mut self.drive {
             slots.iter().for_each(|slot| drive.slots.free(*slot));
         }
@@ -159,8 +163,8 @@ impl Machine {
         }
     }
 
-    /// Takes a block out of every tier. Waiters of its load get `reason`; slots under a read or a write
-    /// are freed when that has ended.
+    /// Takes a block out of every tier. Waiters of its load get `reason`; slots under a read or a
+    /// write are freed when that has ended.
     pub(super) fn remove_block(&mut self, id: BlockId, reason: MissReason) {
         let Some(block) = self.table.get_mut(id) else { return };
         if block.doomed {
@@ -219,7 +223,8 @@ impl Machine {
         }
     }
 
-    /// Tells the policy whether the block may be evicted: a clean leaf that nothing is in flight on.
+    /// Tells the policy whether the block may be evicted: a clean leaf that nothing is in flight
+    /// on.
     pub(super) fn refresh(&mut self, id: BlockId) {
         let Some(block) = self.table.get(id) else { return };
         let kin = self.table.kin(&block.key);

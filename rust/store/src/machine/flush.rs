@@ -21,7 +21,8 @@ impl Machine {
         self.timers.insert((deadline, op));
     }
 
-    /// Counts a block that will not become durable for every flush that waits for it, else for the next.
+    /// Counts a block that will not become durable for every flush that waits for it, else for the
+    /// next.
     pub(super) fn flush_failed(&mut self, seq: u64) {
         let mut reported = false;
         for op in &self.flushes {

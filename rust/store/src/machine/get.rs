@@ -83,8 +83,8 @@ impl Machine {
         self.finish_get(op, out);
     }
 
-    /// One block of a get: a hit in memory, a load joined or begun, or a miss. Once one load found no
-    /// room, later ones are not begun: the get is cut to the prefix that it could take.
+    /// One block of a get: a hit in memory, a load joined or begun, or a miss. Once one load found
+    /// no room, later ones are not begun: the get is cut to the prefix that it could take.
     fn find(
         &mut self,
         op: OpId,

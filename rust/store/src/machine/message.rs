@@ -25,13 +25,13 @@ pub(crate) struct Now {
 
 /// One block of a put.
 #[derive(Clone, Copy, Debug)]
-pub struct PutItem {
+pub(crate) struct PutItem {
     /// Its key.
-    pub key: BlockKey,
+    pub(crate) key: BlockKey,
     /// The key of the block before it in its chain.
-    pub parent: Option<BlockKey>,
+    pub(crate) parent: Option<BlockKey>,
     /// What is known of it.
-    pub info: BlockInfo,
+    pub(crate) info: BlockInfo,
 }
 
 /// What became of one block of a put.
@@ -107,22 +107,77 @@ pub(crate) struct FoundSegment {
 /// Something that happened outside.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Put { op: OpId, ns: u32, items: Vec<PutItem>, deadline: Nanos },
-    CopiedIn { op: OpId, item: usize, filled: Filled },
-    Reserve { op: OpId, ns: u32, items: Vec<PutItem> },
-    Publish { op: OpId, ns: u32, items: Vec<(PutItem, Filled)> },
-    Get { op: OpId, ns: u32, keys: Vec<BlockKey>, deadline: Nanos, into: bool, count: bool },
-    CopiedOut { op: OpId, item: usize, intact: bool },
-    LoadDone { block: BlockId, result: Result<Filled, LoadFault> },
-    SegmentReady { segment: u32, result: std::io::Result<FileId> },
-    SlabsWritten { group: u64, block: BlockId, ok: bool },
-    HeadersWritten { group: u64, ok: bool },
-    Synced { group: u64, ok: bool },
+    Put {
+        op: OpId,
+        ns: u32,
+        items: Vec<PutItem>,
+        deadline: Nanos,
+    },
+    CopiedIn {
+        op: OpId,
+        item: usize,
+        filled: Filled,
+    },
+    Reserve {
+        op: OpId,
+        ns: u32,
+        items: Vec<PutItem>,
+    },
+    Publish {
+        op: OpId,
+        ns: u32,
+        items: Vec<(PutItem, Filled)>,
+    },
+    Get {
+        op: OpId,
+        ns: u32,
+        keys: Vec<BlockKey>,
+        deadline: Nanos,
+        into: bool,
+        count: bool,
+    },
+    CopiedOut {
+        op: OpId,
+        item: usize,
+        intact: bool,
+    },
+    LoadDone {
+        block: BlockId,
+        result: Result<Filled, LoadFault>,
+    },
+    SegmentReady {
+        segment: u32,
+        result: std::io::Result<FileId>,
+    },
+    SlabsWritten {
+        group: u64,
+        block: BlockId,
+        ok: bool,
+    },
+    HeadersWritten {
+        group: u64,
+        ok: bool,
+    },
+    Synced {
+        group: u64,
+        ok: bool,
+    },
     /// One request's blocks, leaf first.
-    Accessed { ns: u32, keys: Vec<BlockKey> },
-    Flush { op: OpId, deadline: Nanos },
-    Cancel { op: OpId },
-    Close { op: OpId, deadline: Nanos },
+    Accessed {
+        ns: u32,
+        keys: Vec<BlockKey>,
+    },
+    Flush {
+        op: OpId,
+        deadline: Nanos,
+    },
+    Cancel {
+        op: OpId,
+    },
+    Close {
+        op: OpId,
+        deadline: Nanos,
+    },
     Found(FoundSegment),
     Recovered,
     Tick,
@@ -147,13 +202,43 @@ pub(crate) struct HeaderWrite {
 /// Something to be done outside.
 #[derive(Debug)]
 pub(crate) enum Command {
-    CopyIn { op: OpId, item: usize, into: Filling },
-    CopyOut { op: OpId, item: usize, from: Arc<Resident> },
-    Load { block: BlockId, reads: SmallVec<[SlabRead; 1]>, into: Filling },
+    CopyIn {
+        op: OpId,
+        item: usize,
+        into: Filling,
+    },
+    CopyOut {
+        op: OpId,
+        item: usize,
+        from: Arc<Resident>,
+    },
+    Load {
+        block: BlockId,
+        reads: SmallVec<[SlabRead; 1]>,
+        into: Filling,
+    },
     /// Create the file, or rewrite its header page and table (`image`).
-    PrepareSegment { segment: u32, file: Option<FileId>, image: Vec<u8> },
-    WriteSlabs { group: u64, block: BlockId, from: Arc<Resident>, to: Vec<(FileId, u64)> },
-    WriteHeaders { group: u64, writes: Vec<HeaderWrite> },
-    Sync { group: u64, files: BTreeSet<FileId> },
-    Complete { op: OpId, outcome: Outcome },
+    PrepareSegment {
+        segment: u32,
+        file: Option<FileId>,
+        image: Vec<u8>,
+    },
+    WriteSlabs {
+        group: u64,
+        block: BlockId,
+        from: Arc<Resident>,
+        to: Vec<(FileId, u64)>,
+    },
+    WriteHeaders {
+        group: u64,
+        writes: Vec<HeaderWrite>,
+    },
+    Sync {
+        group: u64,
+        files: BTreeSet<FileId>,
+    },
+    Complete {
+        op: OpId,
+        outcome: Outcome,
+    },
 }

@@ -1,11 +1,13 @@
 //! The state machine: every decision of the store, without threads, clocks or I/O.
 //!
-//! `step(now, events) -> commands`. What is resident, what is loading, who waits, what is written behind
-//! and in which group, what is evicted, what recovery believes: all of it is decided here, one step at a
-//! time, so that a seeded simulator drives the very same code as production.
+//! `step(now, events) -> commands`. What is resident, what is loading, who waits, what is written
+//! behind
+//! and in which group, what is evicted, what recovery believes: all of it is decided here, one step
+//! at a time, so that a seeded simulator drives the very same code as production.
 
 mod alloc;
 mod audit;
+mod commit;
 mod evict;
 mod flush;
 mod get;
@@ -15,11 +17,10 @@ mod put;
 mod recover;
 mod table;
 
-pub use alloc::SlotId;
-pub(crate) use alloc::{Geometry, SlotAllocator};
+pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
 pub(crate) use message::*;
-pub use message::{FlushReport, OpId, PutItem, PutStatus};
+pub use message::{FlushReport, OpId, PutStatus};
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
@@ -103,6 +104,8 @@ pub(crate) struct Machine {
     dirty_bytes: u64,
     copying_bytes: u64,
     loading_bytes: u64,
+    dram_blocks: u64,
+    nvme_blocks: u64,
     flushes: BTreeSet<OpId>,
     /// Blocks that will not become durable and that no flush has reported yet.
     undurable_unreported: u64,
@@ -139,6 +142,8 @@ impl Machine {
             dirty_bytes: 0,
             copying_bytes: 0,
             loading_bytes: 0,
+            dram_blocks: 0,
+            nvme_blocks: 0,
             flushes: BTreeSet::new(),
             undurable_unreported: 0,
             closing: None,
@@ -232,7 +237,8 @@ impl Machine {
         ns
     }
 
-    /// Opens a namespace for a caller. `Err` says which tier's slots are too small, and the slot's bytes.
+    /// Opens a namespace for a caller. `Err` says which tier's slots are too small, and the slot's
+    /// bytes.
     pub(crate) fn open_namespace(
         &mut self,
         id: NamespaceId,
@@ -283,12 +289,7 @@ impl Machine {
     }
 
     /// Ends a call early: by deadline, cancellation or close.
-    fn end_op(
-        &mut self,
-        op: OpId,
-        reason: tiered_kv_types::MissReason,
-        out: &mut Vec<Command>,
-    ) {
+    fn end_op(&mut self, op: OpId, reason: tiered_kv_types::MissReason, out: &mut Vec<Command>) {
         match self.ops.get_mut(&op) {
             Some(Op::Put(_)) => self.end_put(op, out),
             Some(Op::Get(_)) => self.end_get(op, reason, out),

@@ -86,8 +86,8 @@ impl Machine {
         PutStatus::Throttled
     }
 
-    /// Whether a complete put of `item` would become the key's copy: it has none, or the one it has was
-    /// computed by decode and this one by prefill.
+    /// Whether a complete put of `item` would become the key's copy: it has none, or the one it has
+    /// was computed by decode and this one by prefill.
     fn supersedes(&self, ns: u32, item: &PutItem) -> bool {
         let Some(id) = self.table.id(&Self::full(ns, item.key)) else { return true };
         let old = self.table.get(id).expect("mapped blocks exist");
@@ -153,13 +153,7 @@ impl Machine {
         self.complete(op, 0, Outcome::Put(statuses), out);
     }
 
-    pub(super) fn reserve(
-        &mut self,
-        op: OpId,
-        ns: u32,
-        items: &[PutItem],
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn reserve(&mut self, op: OpId, ns: u32, items: &[PutItem], out: &mut Vec<Command>) {
         let slots = items.iter().map(|item| self.admit(ns, item)).collect();
         self.complete(op, 0, Outcome::Reserved(slots), out);
     }
@@ -236,6 +230,7 @@ impl Machine {
             entry.loading = false;
             entry.resident = Some(resident);
         });
+        self.dram_blocks += 1;
         self.table.count_child(id, Tier::Dram, true);
     }
 
@@ -258,7 +253,8 @@ impl Machine {
         self.dirty.insert(seq, id);
     }
 
-    /// A put that is over time ends when its copies have ended: they own the caller's memory till then.
+    /// A put that is over time ends when its copies have ended: they own the caller's memory till
+    /// then.
     pub(super) fn end_put(&mut self, op: OpId, out: &mut Vec<Command>) {
         let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
         put.ended = true;

@@ -1,7 +1,8 @@
 //! Recovery: which of the records found on the drive are believed.
 //!
-//! A record counts only where it lies where it says, in a segment of its own class epoch, and with all
-//! the parts of its block; the newest generation of a key wins. Payloads are verified on first read.
+//! A record counts only where it lies where it says, in a segment of its own class epoch, and with
+//! all the parts of its block; the newest generation of a key wins. Payloads are verified on first
+//! read.
 
 use super::table::{Block, OnDrive};
 use super::{BlockId, FoundSegment, Machine, SlotId};
@@ -137,6 +138,7 @@ impl Machine {
             entry.on_nvme = true;
         });
         self.table.count_child(id, Tier::Nvme, true);
+        self.nvme_blocks += 1;
         self.counters.recovered += 1;
         self.counters.recovered_bytes += bytes;
         id
@@ -153,5 +155,7 @@ fn is_complete(records: &[(SlotId, RecordHeader)]) -> bool {
         }
         seen |= bit;
     }
-    records.first().is_some_and(|(_, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
+    records
+        .first()
+        .is_some_and(|(_, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
 }

@@ -120,10 +120,11 @@ impl BlockTable {
         self.blocks.iter().enumerate().filter_map(move |(i, b)| Some((number(i), b.as_ref()?)))
     }
 
-    /// Whether linking a block of this depth to its parent keeps the chain free of circles, which would
-    /// leave no leaf to evict: depths must rise from parent to child.
+    /// Whether linking a block of this depth to its parent keeps the chain free of circles, which
+    /// would leave no leaf to evict: depths must rise from parent to child.
     fn may_link(&self, key: &FullKey, parent: &FullKey, depth: u32) -> bool {
-        let above = self.id(parent).and_then(|id| self.get(id)).is_none_or(|p| p.info.depth < depth);
+        let above =
+            self.id(parent).and_then(|id| self.get(id)).is_none_or(|p| p.info.depth < depth);
         let kin = self.kin(key);
         above && key != parent && (kin.all == 0 || depth < kin.min_depth)
     }

@@ -1,0 +1,171 @@
+"""What the asyncio store and the blocking one share: every call that waits for nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from tiered_kv import _core
+from tiered_kv.spec import NamespaceSpec, RequestContext
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    Buffers = Buffer | Sequence[Buffer]
+
+
+class StoreBase:
+    """The calls of a store that wait for nothing."""
+
+    def __init__(self, core: _core.Store) -> None:
+        self._core = core
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.closed:
+            _warn(f"unclosed store {self!r}", ResourceWarning, source=self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store takes no more calls."""
+        return self._core.closed
+
+    @property
+    def open_seconds(self) -> float:
+        """Seconds that opening took."""
+        return self.open_times["total_s"]
+
+    @property
+    def open_times(self) -> dict[str, float]:
+        """Seconds of each part of the opening: `total_s`, `populate_s`, `recover_s`."""
+        return self._core.open_times
+
+    def namespace(self, spec: NamespaceSpec) -> _core.Namespace:
+        """Opens a namespace: a cheap handle that calls name.
+
+        Args:
+            spec: Everything that makes bytes incompatible.
+
+        Returns:
+            The handle, good for this store only.
+
+        Raises:
+            InvalidArgumentError: A field is empty or too long, or a block fits no slot.
+            ClosedError: The store is closed.
+        """
+        return self._core.namespace(spec.canonical())
+
+    def lookup(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        mode: Literal["prefix", "each"] = "prefix",
+    ) -> _core.Lookup:
+        """Says where keys are; waits for nothing and has no effect on what is evicted.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            mode: `"prefix"` stops at the first key that is not there, `"each"` looks at all.
+
+        Returns:
+            Leading hits, and for each key its flags and its tier.
+
+        Raises:
+            InvalidArgumentError: `keys` is no multiple of 32 bytes, or `ns` is of another store.
+            ClosedError: The store is closed.
+        """
+        return self._core.lookup(ns, keys, mode)
+
+    def contains(self, ns: _core.Namespace, key: Buffer) -> bool:
+        """Whether a `get` of one key would find it.
+
+        Args:
+            ns: The namespace.
+            key: One key of 32 bytes.
+
+        Returns:
+            True for a key in any tier.
+
+        Raises:
+            InvalidArgumentError: `key` is not 32 bytes, or `ns` is of another store.
+            ClosedError: The store is closed.
+        """
+        return self._core.contains(ns, key)
+
+    def reserve(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        *,
+        parent: Buffer | None = None,
+        depth: int = 0,
+        chain: bool = True,
+        tokens: Sequence[int] | None = None,
+        chunk_ends: Sequence[bool] | None = None,
+        computed: Literal["prefill", "decode"] = "prefill",
+        block_type: str | None = None,
+    ) -> _core.Reservation:
+        """Reserves memory of the store for blocks that the caller fills in place.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            parent: As in `put`, like all the others.
+            depth: Depth of the first block.
+            chain: Whether each key is the parent of the next.
+            tokens: Tokens in each block.
+            chunk_ends: Whether a prefill chunk ended with each block.
+            computed: How the blocks were computed.
+            block_type: What the blocks hold.
+
+        Returns:
+            `reservation[i]` is a writable view, or None where the key exists or the store is
+            throttled. Publish it, or abandon it.
+
+        Raises:
+            InvalidArgumentError: An option is wrong.
+            ClosedError: The store is closed.
+        """
+        options = _core.PutOptions(
+            parent=parent,
+            depth=depth,
+            chain=chain,
+            tokens=tokens,
+            chunk_ends=chunk_ends,
+            computed=computed,
+            block_type=block_type,
+        )
+        return self._core.reserve(ns, keys, options)
+
+    def begin_request(self, context: RequestContext | None = None) -> _core.Request:
+        """Opens a request: its accesses are counted once, when it finishes.
+
+        Args:
+            context: What is known of it.
+
+        Returns:
+            The request; pass it to `get`, and call `observe` and `finish`.
+
+        Raises:
+            InvalidArgumentError: `block_type` is not known.
+            ClosedError: The store is closed.
+        """
+        return self._core.begin_request(context or RequestContext())
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals."""
+        return self._core.stats()
+
+    def health(self) -> dict[str, Any]:
+        """State of the store's parts."""
+        return self._core.health()
+
+    def audit(self) -> dict[str, Any]:
+        """Recounts everything; `faults` lists what does not fit together, none when all is well."""
+        return self._core.audit()
+
+    def events(self, since: int = 0) -> list[dict[str, Any]]:
+        """Entries of the event log from number `since` on: evictions, throttles, faults by key."""
+        return self._core.events(since)

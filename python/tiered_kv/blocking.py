@@ -1,0 +1,116 @@
+"""The store without asyncio: the same calls, which wait without the GIL.
+
+Ctrl-C ends a wait with KeyboardInterrupt, once the core no longer touches the caller's buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from tiered_kv import _core
+from tiered_kv._base import StoreBase
+from tiered_kv.config import StoreConfig, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tiered_kv._base import Buffers
+
+__all__ = ["BlockingStore", "TieredStore"]
+
+
+class BlockingStore(StoreBase):
+    """A store of KV blocks over memory and NVMe, for threads. Make one with `open`."""
+
+    @classmethod
+    def open(cls, config: StoreConfig | None = None, **fields: Any) -> Self:
+        """Opens a store, finding again what its directory holds.
+
+        Args:
+            config: The configuration. None: the keyword arguments, or the environment's.
+            **fields: Fields of `StoreConfig` instead of one.
+
+        Returns:
+            The store; `with` closes it at the end.
+
+        Raises:
+            TieredKvError: As `tiered_kv.TieredStore.open`.
+        """
+        return cls(_core.Store.open(resolve(config, fields)))
+
+    def get(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        timeout: float | None = None,
+        req: _core.Request | None = None,
+    ) -> _core.Leases:
+        """Leases blocks; see `tiered_kv.TieredStore.get`."""
+        return self._core.get(ns, keys, timeout, req)
+
+    def get_into(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        buffers: Buffers,
+        timeout: float | None = None,
+        req: _core.Request | None = None,
+    ) -> _core.IntoReport:
+        """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`."""
+        return self._core.get_into(ns, keys, buffers, timeout, req)
+
+    def put(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        buffers: Buffers,
+        *,
+        parent: Buffer | None = None,
+        depth: int = 0,
+        chain: bool = True,
+        tokens: Sequence[int] | None = None,
+        chunk_ends: Sequence[bool] | None = None,
+        computed: Literal["prefill", "decode"] = "prefill",
+        block_type: str | None = None,
+        timeout: float | None = None,
+    ) -> _core.PutReport:
+        """Stores blocks; see `tiered_kv.TieredStore.put`."""
+        options = _core.PutOptions(
+            parent=parent,
+            depth=depth,
+            chain=chain,
+            tokens=tokens,
+            chunk_ends=chunk_ends,
+            computed=computed,
+            block_type=block_type,
+            timeout=timeout,
+        )
+        return self._core.put(ns, keys, buffers, options)
+
+    def publish(self, reservation: _core.Reservation) -> _core.PutReport:
+        """Makes a reservation's blocks visible; see `tiered_kv.TieredStore.publish`."""
+        return self._core.publish(reservation)
+
+    def flush(self, timeout: float | None = None) -> _core.FlushReport:
+        """Waits until everything stored is durable; see `tiered_kv.TieredStore.flush`."""
+        return self._core.flush(timeout)
+
+    def close(self) -> _core.CloseReport:
+        """Closes the store; see `tiered_kv.TieredStore.close`."""
+        return self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+TieredStore = BlockingStore

@@ -1,0 +1,156 @@
+"""The configuration of a store; its schema, defaults and checks are the core's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tiered_kv import _core
+from tiered_kv.errors import ConfigError
+
+Size = int | str
+"""Bytes, or text such as `"512MiB"`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreConfig:
+    """How a store is opened.
+
+    A field that is `None` takes the core's default. Everything is checked when a store is opened.
+
+    Attributes:
+        dram_capacity: Bytes of host memory. None: min(25 % of the cgroup's limit, 4 GiB).
+        nvme_paths: Directory of each drive; empty for none. A single path may stand alone.
+        nvme_capacity: Bytes that may be allocated on each drive, all files counted.
+        segment_bytes: Bytes of a segment file. None: min(256 MiB, capacity / 8).
+        max_leased_fraction: Part of host memory that leases may pin; beyond it a `get` is a miss.
+        dirty_high_fraction: Part of host memory that may wait to be written; beyond it a `put` is
+            throttled.
+        max_load_bytes: Bytes that may be loading at once; beyond it a `get` is a miss.
+        load_timeout_s: Deadline of a load in seconds, where the call names none.
+        put_timeout_s: Deadline of a put in seconds, where the call names none.
+        reservation_ttl_s: Seconds after which an unpublished reservation cannot be published.
+        close_timeout_s: Seconds that `close` may spend on writing what is not yet durable.
+        on_format_mismatch: What to do with a directory of another format version.
+        event_log_entries: Entries that the event log keeps.
+        load_threads: Threads that serve loads.
+        store_threads: Threads that write to the drives.
+        copy_threads: Threads that copy and check payloads.
+        huge_pages: Collapse host memory to huge pages where the kernel can.
+    """
+
+    dram_capacity: Size | None = None
+    nvme_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
+    nvme_capacity: Size = 0
+    segment_bytes: Size | None = None
+    max_leased_fraction: float = 0.5
+    dirty_high_fraction: float = 0.75
+    max_load_bytes: Size = 1 << 30
+    load_timeout_s: float = 10.0
+    put_timeout_s: float = 30.0
+    reservation_ttl_s: float = 60.0
+    close_timeout_s: float = 60.0
+    on_format_mismatch: Literal["error", "reset"] = "error"
+    event_log_entries: int = 65_536
+    load_threads: int = 2
+    store_threads: int = 1
+    copy_threads: int = 2
+    huge_pages: bool = True
+
+    @classmethod
+    def from_dict(
+        cls, fields: Mapping[str, Any], env: Mapping[str, str] | None = None
+    ) -> StoreConfig:
+        """Checks fields by name and fills in the defaults.
+
+        Args:
+            fields: Fields of the schema; one that is `None` is left to its default.
+            env: Variables `TIERED_KV_<FIELD>` that win over `fields`. None: no variables.
+
+        Returns:
+            The configuration, its sizes in bytes.
+
+        Raises:
+            ConfigError: A field is unknown or wrong; the message names it.
+        """
+        return cls(**_core.parse_config(dict(fields), None if env is None else _own(env)))
+
+    @classmethod
+    def from_toml(
+        cls, source: str | os.PathLike[str], env: Mapping[str, str] | None = None
+    ) -> StoreConfig:
+        """Reads a TOML file or TOML text; environment variables win over it.
+
+        Args:
+            source: A path, or TOML text: whatever holds a `=` or a line break is text.
+            env: The environment; that of the process by default.
+
+        Returns:
+            The configuration, its sizes in bytes.
+
+        Raises:
+            ConfigError: A field is unknown or wrong, or the file cannot be read.
+        """
+        text = source if isinstance(source, str) and _is_toml(source) else _read(source)
+        return cls(**_core.parse_config(text, _own(os.environ if env is None else env)))
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> StoreConfig:
+        """The defaults with the environment's `TIERED_KV_<FIELD>` variables on top.
+
+        Args:
+            env: The environment; that of the process by default.
+
+        Returns:
+            The configuration, its sizes in bytes.
+
+        Raises:
+            ConfigError: A variable has a wrong value.
+        """
+        return cls.from_dict({}, os.environ if env is None else env)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as given."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def _own(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith("TIERED_KV_")}
+
+
+def _is_toml(source: str) -> bool:
+    return "=" in source or "\n" in source or not source.strip()
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"config: the file {os.fspath(path)} cannot be read as TOML: {error}"
+        raise ConfigError(message, op="config") from error
+
+
+def resolve(config: StoreConfig | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields for the core from what `open` was given.
+
+    Args:
+        config: A configuration, or None.
+        fields: Keyword arguments instead of one.
+
+    Returns:
+        The fields by name. With neither argument, the environment's.
+
+    Raises:
+        ConfigError: Both were given, or a field is unknown.
+    """
+    if config is not None and fields:
+        message = f"open: give a StoreConfig or keyword arguments ({', '.join(fields)}), not both"
+        raise ConfigError(message, op="open")
+    if config is not None:
+        return config.to_dict()
+    if fields:
+        return dict(fields)
+    return StoreConfig.from_env().to_dict()

@@ -1,0 +1,251 @@
+"""The store for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from tiered_kv import _core
+from tiered_kv._base import StoreBase
+from tiered_kv._completions import completions, result_of, settled
+from tiered_kv.config import StoreConfig, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tiered_kv._base import Buffers
+
+
+class Opening:
+    """A store being opened: await it, or enter it with `async with`."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+        self._store: TieredStore | None = None
+
+    async def _open(self) -> TieredStore:
+        # Populating memory and recovering a directory block, so the loop is kept free of them.
+        return TieredStore(await asyncio.to_thread(_core.Store.open, self._fields))
+
+    def __await__(self) -> Generator[Any, None, TieredStore]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> TieredStore:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+
+class TieredStore(StoreBase):
+    """A store of KV blocks over memory and NVMe, for asyncio.
+
+    Several loops and threads may share one store. Make one with `open`.
+    """
+
+    @staticmethod
+    def open(config: StoreConfig | None = None, **fields: Any) -> Opening:
+        """Opens a store, finding again what its directory holds.
+
+        Args:
+            config: The configuration. None: the keyword arguments, or the environment's.
+            **fields: Fields of `StoreConfig` instead of one.
+
+        Returns:
+            What to await, or to enter with `async with`, which closes the store at the end.
+
+        Raises:
+            ConfigError: A field is wrong; and as the others when awaited.
+            NotFoundError: A directory's parent is missing.
+            StorePermissionError: The directory may not be read or written.
+            InUseError: Another store has the directory open.
+            FormatMismatchError: The directory is of another format version, or no store.
+            NoSpaceError: Memory or disk space could not be had.
+        """
+        return Opening(resolve(config, fields))
+
+    async def get(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core, for the load
+        req: _core.Request | None = None,
+    ) -> _core.Leases:
+        """Leases blocks, loading what is on the drive. A fault is a miss with a reason.
+
+        What is in memory is leased without suspending. Cancelled, it returns at once and its leases
+        are dropped.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            timeout: Seconds to wait for loads; the configuration's by default.
+            req: The request that counts the accesses.
+
+        Returns:
+            Read-only views of the blocks, pinned until they are released.
+
+        Raises:
+            InvalidArgumentError: `keys`, `ns` or `timeout` is wrong.
+            ClosedError: The store is closed.
+        """
+        waiting = completions()
+        done = self._core.get(ns, keys, timeout, req, waiting.queue)
+        if not isinstance(done, _core.Call):
+            return done
+        future = waiting.future(done, _core.Leases)
+        # Only the loop may keep the completions alive, or closing it would not drop them.
+        del waiting
+        return await result_of(done, future)
+
+    async def get_into(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        buffers: Buffers,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+        req: _core.Request | None = None,
+    ) -> _core.IntoReport:
+        """Copies blocks into the caller's buffers, verified on the way.
+
+        Cancelled or timed out, it returns when the core no longer touches the buffers.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            buffers: One writable contiguous buffer of all blocks, or a sequence of one a block.
+            timeout: Seconds to wait for loads; the configuration's by default.
+            req: The request that counts the accesses.
+
+        Returns:
+            For each block why it was not filled, or None. Of one that was not, the bytes mean
+            nothing.
+
+        Raises:
+            InvalidArgumentError: `buffers` is of a wrong count, size or dtype, read-only, not
+                contiguous, or overlaps; or another argument is wrong.
+            ClosedError: The store is closed.
+        """
+        waiting = completions()
+        done = self._core.get_into(ns, keys, buffers, timeout, req, waiting.queue)
+        if not isinstance(done, _core.Call):
+            return done
+        future = waiting.future(done, _core.IntoReport)
+        del waiting
+        return await settled(done, future)
+
+    async def put(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        buffers: Buffers,
+        *,
+        parent: Buffer | None = None,
+        depth: int = 0,
+        chain: bool = True,
+        tokens: Sequence[int] | None = None,
+        chunk_ends: Sequence[bool] | None = None,
+        computed: Literal["prefill", "decode"] = "prefill",
+        block_type: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.PutReport:
+        """Stores blocks; they become visible together. A key that is stored already is left as is.
+
+        Returns when the bytes are captured; what is durable, `flush` says. The buffers must not be
+        written to before that. Cancelled, it returns when the core no longer reads them.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            buffers: One contiguous buffer of all blocks, or a sequence of one a block.
+            parent: Key of the block before the first.
+            depth: Depth of the first block; derived from the parent where that is stored.
+            chain: The keys are one chain, each the parent of the next.
+            tokens: Tokens in each block; all full by default.
+            chunk_ends: For each block, whether a prefill chunk ended at its last token.
+            computed: How the blocks were computed.
+            block_type: What the blocks hold: system, tool, user, reasoning.
+            timeout: Seconds that copying may take; the configuration's by default.
+
+        Returns:
+            What became of each block: stored, exists, throttled (try later), ended.
+
+        Raises:
+            InvalidArgumentError: `buffers` or an option is of a wrong count, size or dtype.
+            ClosedError: The store is closed.
+        """
+        options = _core.PutOptions(
+            parent=parent,
+            depth=depth,
+            chain=chain,
+            tokens=tokens,
+            chunk_ends=chunk_ends,
+            computed=computed,
+            block_type=block_type,
+            timeout=timeout,
+        )
+        waiting = completions()
+        done = self._core.put(ns, keys, buffers, options, waiting.queue)
+        if not isinstance(done, _core.Call):
+            return done
+        future = waiting.future(done, _core.PutReport)
+        del waiting
+        return await settled(done, future)
+
+    async def publish(self, reservation: _core.Reservation) -> _core.PutReport:
+        """Makes a reservation's blocks visible.
+
+        Args:
+            reservation: One of this store, with no writable view alive.
+
+        Returns:
+            What became of each block.
+
+        Raises:
+            InvalidArgumentError: A writable view is alive, or the reservation is expired or used.
+            ClosedError: The store is closed.
+        """
+        return await asyncio.to_thread(self._core.publish, reservation)
+
+    async def flush(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.FlushReport:
+        """Waits until everything stored before this call is durable.
+
+        Args:
+            timeout: Seconds to wait; the configuration's `close_timeout_s` by default.
+
+        Returns:
+            What is not durable, and why.
+
+        Raises:
+            InvalidArgumentError: `timeout` is negative.
+            ClosedError: The store is closed.
+        """
+        waiting = completions()
+        done = self._core.flush(timeout, waiting.queue)
+        if not isinstance(done, _core.Call):
+            return done
+        future = waiting.future(done, _core.FlushReport)
+        del waiting
+        return await result_of(done, future)
+
+    async def close(self) -> _core.CloseReport:
+        """Closes the store: ends calls in progress and makes durable what it can in time.
+
+        Leases stay valid. A second close does nothing.
+
+        Returns:
+            How many blocks were dropped before they were durable.
+        """
+        return await asyncio.to_thread(self._core.close)

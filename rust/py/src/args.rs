@@ -1,0 +1,198 @@
+//! Arguments that several calls take.
+
+use crate::buffers::Held;
+use crate::errors::{OrRaise, invalid};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+use std::time::Duration;
+use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, PutOptions};
+
+/// Packed keys, n x 32 bytes.
+pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return BlockKey::unpack(bytes.as_bytes()).or_raise(value.py());
+    }
+    let held = Held::one(op, "keys", value, false)?;
+    BlockKey::unpack(held.bytes()).or_raise(value.py())
+}
+
+/// One key of 32 bytes.
+pub(crate) fn key(
+    op: &'static str,
+    field: &str,
+    value: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<BlockKey>> {
+    let Some(value) = value else { return Ok(None) };
+    let held = Held::one(op, field, value, false)?;
+    match <[u8; KEY_BYTES]>::try_from(held.bytes()) {
+        Ok(bytes) => Ok(Some(BlockKey(bytes))),
+        Err(_) => {
+            let len = held.bytes().len();
+            let context = format!("`{field}` holds {len} bytes: pass one key of {KEY_BYTES}");
+            Err(invalid(value.py(), op, context))
+        }
+    }
+}
+
+/// Seconds to wait; `None` stands for the configuration's own.
+pub(crate) fn timeout(
+    py: Python<'_>,
+    op: &'static str,
+    seconds: Option<f64>,
+) -> PyResult<Option<Duration>> {
+    match seconds {
+        None => Ok(None),
+        Some(s) if s >= 0.0 => Ok(Some(Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX))),
+        Some(s) => Err(invalid(py, op, format!("`timeout` is {s}: give seconds, 0 or more"))),
+    }
+}
+
+/// Token ids: a buffer of integers, or any sequence of them.
+pub(crate) fn tokens(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let py = value.py();
+    if let Ok(buffer) = PyUntypedBuffer::get(value) {
+        return tokens_of_buffer(py, op, &buffer);
+    }
+    if value.is_instance_of::<PyString>() {
+        return Err(invalid(py, op, "`tokens` is text: pass token ids, not what they stand for"));
+    }
+    let items = value
+        .try_iter()
+        .map_err(|_| invalid(py, op, "`tokens` is not a sequence: pass token ids"))?;
+    let mut tokens = Vec::with_capacity(value.len().unwrap_or(0));
+    for (index, item) in items.enumerate() {
+        let item = item?;
+        tokens.push(item.extract().map_err(|_| {
+            let shown = item.repr().map_or_else(|_| "that".into(), |text| text.to_string());
+            bad_token(py, op, index, &shown)
+        })?);
+    }
+    Ok(tokens)
+}
+
+fn bad_token(py: Python<'_>, op: &'static str, index: usize, shown: &str) -> PyErr {
+    let context =
+        format!("`tokens[{index}]` is {shown}: a token id is an integer from 0 to 2^32 - 1");
+    invalid(py, op, context)
+}
+
+fn tokens_of_buffer(
+    py: Python<'_>,
+    op: &'static str,
+    buffer: &PyUntypedBuffer,
+) -> PyResult<Vec<u32>> {
+    let format = buffer.format().to_bytes();
+    let native = if cfg!(target_endian = "little") { b"<" } else { b">" };
+    let code = format.strip_prefix(b"@").or(format.strip_prefix(native)).unwrap_or(format);
+    let signed = match code {
+        b"b" | b"h" | b"i" | b"l" | b"q" | b"n" => true,
+        b"B" | b"H" | b"I" | b"L" | b"Q" | b"N" => false,
+        _ => {
+            let shown = String::from_utf8_lossy(format);
+            let remedy = "pass integers in native byte order";
+            return Err(invalid(py, op, format!("`tokens` has format {shown:?}: {remedy}")));
+        }
+    };
+    if buffer.dimensions() != 1 || !buffer.is_c_contiguous() {
+        let remedy = "pass one contiguous row of token ids";
+        return Err(invalid(py, op, format!("`tokens` is not one contiguous row: {remedy}")));
+    }
+    let width = buffer.item_size();
+    let bytes: &[u8] = if buffer.len_bytes() == 0 {
+        &[]
+    } else {
+        // SAFETY: contiguous, exported while `buffer` lives, and nobody can write: the GIL is held.
+        unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) }
+    };
+    let mut tokens = Vec::with_capacity(buffer.item_count());
+    for (index, item) in bytes.chunks_exact(width.max(1)).enumerate() {
+        let value = integer(item, signed);
+        let bad = |_| bad_token(py, op, index, &value.to_string());
+        tokens.push(u32::try_from(value).map_err(bad)?);
+    }
+    Ok(tokens)
+}
+
+/// An integer of 1 to 8 bytes in native order.
+fn integer(item: &[u8], signed: bool) -> i128 {
+    let negative = signed && {
+        let top = if cfg!(target_endian = "little") { item.last() } else { item.first() };
+        top.is_some_and(|byte| byte & 0x80 != 0)
+    };
+    let mut wide = [if negative { 0xff } else { 0 }; 16];
+    if cfg!(target_endian = "little") {
+        wide[..item.len()].copy_from_slice(item);
+    } else {
+        wide[16 - item.len()..].copy_from_slice(item);
+    }
+    i128::from_ne_bytes(wide)
+}
+
+/// A block type by its name.
+pub(crate) fn block_type(
+    py: Python<'_>,
+    op: &'static str,
+    name: Option<&str>,
+) -> PyResult<BlockType> {
+    match name {
+        None | Some("unknown" | "") => Ok(BlockType::Unknown),
+        Some("system") => Ok(BlockType::System),
+        Some("tool") => Ok(BlockType::Tool),
+        Some("user") => Ok(BlockType::User),
+        Some("reasoning") => Ok(BlockType::Reasoning),
+        Some(other) => Err(invalid(
+            py,
+            op,
+            format!("`block_type` is {other:?}: give system, tool, user, reasoning or None"),
+        )),
+    }
+}
+
+/// What a put or a reservation tells of its blocks.
+#[pyclass(frozen, module = "tiered_kv._core", name = "PutOptions")]
+pub(crate) struct PyPutOptions {
+    pub(crate) inner: PutOptions,
+}
+
+#[pymethods]
+impl PyPutOptions {
+    #[new]
+    #[pyo3(signature = (
+        *, parent=None, depth=0, chain=true, tokens=None, chunk_ends=None, computed="prefill",
+        block_type=None, timeout=None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "all of them are keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        parent: Option<&Bound<'_, PyAny>>,
+        depth: u32,
+        chain: bool,
+        tokens: Option<&Bound<'_, PyAny>>,
+        chunk_ends: Option<Vec<bool>>,
+        computed: &str,
+        block_type: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let computed = match computed {
+            "prefill" => ComputedBy::Prefill,
+            "decode" => ComputedBy::Decode,
+            other => {
+                let context = format!("`computed` is {other:?}: give prefill or decode");
+                return Err(invalid(py, "put", context));
+            }
+        };
+        let counts = tokens.map(|value| self::tokens("put", value)).transpose()?;
+        let inner = PutOptions {
+            chain,
+            parent: key("put", "parent", parent)?,
+            depth,
+            tokens: counts.unwrap_or_default(),
+            chunk_ends: chunk_ends.unwrap_or_default(),
+            computed,
+            block_type: self::block_type(py, "put", block_type)?,
+            timeout: self::timeout(py, "put", timeout)?,
+        };
+        Ok(Self { inner })
+    }
+}

@@ -1,0 +1,90 @@
+//! Statistics, health, events and audits as dictionaries.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use tiered_kv::{Audit, Health, LogEntry, LogKind, OpenTimes, Stats, TierStats};
+
+fn tier<'py>(py: Python<'py>, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("capacity_bytes", stats.capacity_bytes)?;
+    row.set_item("used_bytes", stats.used_bytes)?;
+    row.set_item("blocks", stats.blocks)?;
+    row.set_item("hits", stats.hits)?;
+    row.set_item("hit_bytes", stats.hit_bytes)?;
+    Ok(row)
+}
+
+fn counts<'py>(py: Python<'py>, rows: &[(&'static str, u64)]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, count) in rows {
+        dict.set_item(name, count)?;
+    }
+    Ok(dict)
+}
+
+pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("dram", tier(py, &stats.dram)?)?;
+    all.set_item("nvme", tier(py, &stats.nvme)?)?;
+    all.set_item("requested", stats.requested)?;
+    all.set_item("misses", counts(py, &stats.misses)?)?;
+    all.set_item("counters", counts(py, &stats.counters)?)?;
+    all.set_item("leased_bytes", stats.leased_bytes)?;
+    all.set_item("dirty_bytes", stats.dirty_bytes)?;
+    all.set_item("loading_bytes", stats.loading_bytes)?;
+    all.set_item("orphans", stats.orphans)?;
+    all.set_item("blocks", stats.blocks)?;
+    all.set_item("calls", stats.calls)?;
+    Ok(all)
+}
+
+pub(crate) fn health<'py>(py: Python<'py>, health: &Health) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("open", health.open)?;
+    all.set_item("backend", &health.backend)?;
+    all.set_item("direct", health.direct)?;
+    all.set_item("direct_reason", &health.direct_reason)?;
+    all.set_item("drive_paused", health.drive_paused)?;
+    all.set_item("store_id", &health.store_id)?;
+    all.set_item("huge_bytes", health.huge_bytes)?;
+    Ok(all)
+}
+
+pub(crate) fn audit<'py>(py: Python<'py>, audit: &Audit) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("dram_block_bytes", audit.dram_block_bytes)?;
+    all.set_item("dram_used_bytes", audit.dram_used_bytes)?;
+    all.set_item("dram_owned_bytes", audit.dram_owned_bytes)?;
+    all.set_item("nvme_block_bytes", audit.nvme_block_bytes)?;
+    all.set_item("nvme_used_bytes", audit.nvme_used_bytes)?;
+    all.set_item("faults", &audit.faults)?;
+    Ok(all)
+}
+
+pub(crate) fn events<'py>(py: Python<'py>, entries: &[LogEntry]) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for entry in entries {
+        let row = PyDict::new(py);
+        row.set_item("seq", entry.seq)?;
+        row.set_item("unix_ns", entry.unix_ns)?;
+        row.set_item("kind", entry.kind.name())?;
+        let reason = match entry.kind {
+            LogKind::Fault(reason) => Some(reason.name()),
+            _ => None,
+        };
+        row.set_item("reason", reason)?;
+        row.set_item("ns", entry.ns)?;
+        row.set_item("key", PyBytes::new(py, &entry.key.0))?;
+        row.set_item("tier", entry.tier.map(|tier| tier.name()))?;
+        list.append(row)?;
+    }
+    Ok(list)
+}
+
+pub(crate) fn open_times<'py>(py: Python<'py>, times: &OpenTimes) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("total_s", times.total_s)?;
+    all.set_item("populate_s", times.populate_s)?;
+    all.set_item("recover_s", times.recover_s)?;
+    Ok(all)
+}

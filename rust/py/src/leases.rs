@@ -1,0 +1,247 @@
+//! Leases: read-only views of resident blocks, through the buffer protocol and DLPack.
+
+use crate::dlpack;
+use crate::errors::invalid;
+use crate::reports::reasons;
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyMemoryView};
+use std::ffi::c_int;
+use std::sync::Arc;
+use tiered_kv::{MissReason, Tier};
+
+/// A lease of the batch: its own until the first view of it is made, then shared with the views.
+enum Item {
+    Own(tiered_kv::Lease),
+    Shared(Arc<tiered_kv::Lease>),
+    Miss,
+}
+
+/// What a `get` found. Dropping it, or `release`, unpins every block without a view alive.
+#[pyclass(frozen, module = "tiered_kv._core")]
+pub(crate) struct Leases {
+    /// Guards the leases against a release from another thread.
+    items: Mutex<Vec<Item>>,
+    outcomes: Vec<Result<(Tier, u8), MissReason>>,
+    #[pyo3(get)]
+    hits: usize,
+}
+
+impl Leases {
+    pub(crate) fn new(found: tiered_kv::Leases) -> Self {
+        let hits = found.hits();
+        let mut items = Vec::with_capacity(found.items.len());
+        let mut outcomes = Vec::with_capacity(found.items.len());
+        for (item, source) in found.items.into_iter().zip(found.sources) {
+            match item {
+                Ok(lease) => {
+                    outcomes.push(Ok((source, lease.info().flags())));
+                    items.push(Item::Own(lease));
+                }
+                Err(reason) => {
+                    outcomes.push(Err(reason));
+                    items.push(Item::Miss);
+                }
+            }
+        }
+        Self { items: Mutex::new(items), outcomes, hits }
+    }
+
+    fn share(&self, index: isize) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
+        let len = self.outcomes.len();
+        let at = if index < 0 { index.checked_add_unsigned(len) } else { Some(index) };
+        let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
+        let Some(at) = at else {
+            return Err(PyIndexError::new_err(format!("block {index} of a batch of {len}")));
+        };
+        let mut items = self.items.lock();
+        let Some(item) = items.get_mut(at) else {
+            // Released, or never found; the first has an outcome.
+            return match self.outcomes[at] {
+                Ok(_) => Err(PyBufferError::new_err("the leases were released")),
+                Err(_) => Ok(None),
+            };
+        };
+        Ok(match std::mem::replace(item, Item::Miss) {
+            Item::Miss => None,
+            Item::Own(lease) => {
+                let lease = Arc::new(lease);
+                *item = Item::Shared(lease.clone());
+                Some(lease)
+            }
+            Item::Shared(lease) => {
+                *item = Item::Shared(lease.clone());
+                Some(lease)
+            }
+        })
+    }
+}
+
+#[pymethods]
+impl Leases {
+    fn __len__(&self) -> usize {
+        self.outcomes.len()
+    }
+
+    /// A read-only view of block `index`, or `None` for a miss.
+    fn __getitem__<'py>(
+        slf: &Bound<'py, Self>,
+        index: isize,
+    ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
+        let lease = slf.get().share(index)?;
+        if let Some(lease) = &lease
+            && lease.slabs() != 1
+        {
+            let context = format!(
+                "block {index} has {} slabs, not one range of bytes: use leases.slab(index, slab)",
+                lease.slabs()
+            );
+            return Err(invalid(slf.py(), "leases", context));
+        }
+        lease.map(|lease| view(slf.py(), lease, 0)).transpose()
+    }
+
+    /// A read-only view of slab `slab` of block `index`, or `None` for a miss.
+    fn slab<'py>(
+        &self,
+        py: Python<'py>,
+        index: isize,
+        slab: usize,
+    ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
+        let Some(lease) = self.share(index)? else { return Ok(None) };
+        check_slab(&lease, slab)?;
+        view(py, lease, slab).map(Some)
+    }
+
+    /// The lease of one slab as an object with the buffer protocol and DLPack, or `None` for a miss.
+    #[pyo3(signature = (index, slab=0))]
+    fn dlpack(&self, index: isize, slab: usize) -> PyResult<Option<Lease>> {
+        let Some(lease) = self.share(index)? else { return Ok(None) };
+        check_slab(&lease, slab)?;
+        Ok(Some(Lease { lease, slab }))
+    }
+
+    /// Why each block was missed, `None` for a hit.
+    #[getter]
+    fn reasons<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        reasons(py, self.outcomes.iter())
+    }
+
+    /// Number of the tier that each block came from, 0 for a miss.
+    #[getter]
+    fn sources<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let code = |item: &Result<(Tier, u8), _>| item.map_or(0, |(tier, _)| tier as u8);
+        PyBytes::new(py, &self.outcomes.iter().map(code).collect::<Vec<_>>())
+    }
+
+    /// Flags of each block: bit 0 chunk end, bit 1 computed by decode; 0 for a miss.
+    #[getter]
+    fn flags<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let code = |item: &Result<(Tier, u8), _>| item.map_or(0, |(_, flags)| flags);
+        PyBytes::new(py, &self.outcomes.iter().map(code).collect::<Vec<_>>())
+    }
+
+    /// Unpins every block that has no view alive; the others follow with their last view.
+    fn release(&self) {
+        let items = std::mem::take(&mut *self.items.lock());
+        drop(items);
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) {
+        self.release();
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Leases: {} leading hits of {} keys>", self.hits, self.outcomes.len())
+    }
+}
+
+fn check_slab(lease: &tiered_kv::Lease, slab: usize) -> PyResult<()> {
+    let slabs = lease.slabs();
+    if slab >= slabs {
+        return Err(PyIndexError::new_err(format!("slab {slab} of a block of {slabs}")));
+    }
+    Ok(())
+}
+
+fn view<'py>(
+    py: Python<'py>,
+    lease: Arc<tiered_kv::Lease>,
+    slab: usize,
+) -> PyResult<Bound<'py, PyMemoryView>> {
+    PyMemoryView::from(Bound::new(py, Lease { lease, slab })?.as_any())
+}
+
+/// The lease of one slab: exports the buffer protocol and DLPack, read-only.
+///
+/// Every view keeps it, and with it the block, pinned. The memory is mapped read-only: writing to it
+/// by whatever means ends the process with SIGSEGV and changes nothing that is served.
+#[pyclass(frozen, module = "tiered_kv._core")]
+pub(crate) struct Lease {
+    pub(crate) lease: Arc<tiered_kv::Lease>,
+    pub(crate) slab: usize,
+}
+
+#[pymethods]
+impl Lease {
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.lease.slab(self.slab).len()
+    }
+
+    /// # Safety
+    /// `buffer` is the interpreter's, as in every `bf_getbuffer`.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        buffer: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let bytes = this.lease.slab(this.slab);
+        let len = ffi::Py_ssize_t::try_from(bytes.len()).expect("a slab is at most 4 GiB");
+        // SAFETY: the memory is pinned by the lease that `slf` holds, and the view holds `slf`. It is
+        // filled in as read-only; a request for a writable one is refused by the call itself.
+        let rc = unsafe {
+            let at = bytes.as_ptr().cast_mut().cast();
+            ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), at, len, 1, flags)
+        };
+        if rc == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("`stream` is for devices: a lease is host memory"));
+        }
+        if dl_device.is_some_and(|device| device != dlpack::HOST) {
+            return Err(PyBufferError::new_err("`dl_device`: a lease is host memory, (1, 0)"));
+        }
+        dlpack::capsule(py, self, max_version, copy == Some(true))
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::HOST
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Lease of {} bytes>", self.nbytes())
+    }
+}

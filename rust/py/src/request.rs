@@ -1,0 +1,57 @@
+//! Requests: what an engine tells of its use of blocks.
+
+use crate::args;
+use crate::errors::invalid;
+use crate::namespace::Namespace;
+use pyo3::prelude::*;
+
+/// A request in progress.
+#[pyclass(frozen, module = "tiered_kv._core")]
+pub(crate) struct Request {
+    pub(crate) inner: tiered_kv::Request,
+    /// Number of the store that it was begun in.
+    pub(crate) store: u64,
+}
+
+/// The context as the Python dataclass hands it over.
+#[derive(FromPyObject)]
+pub(crate) struct ContextArgs {
+    session: String,
+    turn: u32,
+    tenant: String,
+    kind: String,
+    block_type: Option<String>,
+}
+
+impl ContextArgs {
+    pub(crate) fn context(self, py: Python<'_>) -> PyResult<tiered_kv::RequestContext> {
+        Ok(tiered_kv::RequestContext {
+            block_type: args::block_type(py, "begin_request", self.block_type.as_deref())?,
+            session: self.session,
+            turn: self.turn,
+            tenant: self.tenant,
+            kind: self.kind,
+        })
+    }
+}
+
+#[pymethods]
+impl Request {
+    /// The request uses these blocks; `position` is the first one's place in the sequence, in blocks.
+    #[pyo3(signature = (ns, keys, position=0))]
+    fn observe(&self, ns: &Namespace, keys: &Bound<'_, PyAny>, position: u64) -> PyResult<()> {
+        if ns.store != self.store {
+            let remedy = "open it in the store of the request";
+            let context = format!("`ns` belongs to another store: {remedy}");
+            return Err(invalid(keys.py(), "observe", context));
+        }
+        self.inner.observe(&ns.inner, &args::keys("observe", keys)?, position);
+        Ok(())
+    }
+
+    /// Counts one access for each block observed. A second finish counts nothing.
+    #[pyo3(signature = (output_tokens=0, engine_hit_tokens=0))]
+    fn finish(&self, output_tokens: u64, engine_hit_tokens: u64) {
+        self.inner.finish(output_tokens, engine_hit_tokens);
+    }
+}

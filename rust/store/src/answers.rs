@@ -1,0 +1,71 @@
+//! What the calls of the request path ask for and answer.
+
+use crate::index::Residency;
+use crate::resident::Lease;
+use std::time::Duration;
+use tiered_kv_types::{BlockInfo, MissReason, Tier};
+
+/// What a `get` found, block by block.
+#[derive(Debug)]
+pub struct Leases {
+    /// A lease of each block, or why there is none.
+    pub items: Vec<std::result::Result<Lease, MissReason>>,
+    /// The tier that each block came from; means nothing for a miss.
+    pub sources: Vec<Tier>,
+}
+
+impl Leases {
+    /// Leading blocks that were found.
+    pub fn hits(&self) -> usize {
+        self.items.iter().take_while(|item| item.is_ok()).count()
+    }
+}
+
+/// How a lookup walks the keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookupMode {
+    /// Every key by itself.
+    Each,
+    /// The longest stored prefix: it ends at the first key that is not there.
+    #[default]
+    Prefix,
+}
+
+/// What a lookup found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Leading keys that a `get` would find.
+    pub hits: usize,
+    /// Where each key is. With [`LookupMode::Prefix`], only the hits.
+    pub states: Vec<Residency>,
+    /// What was told of each block when it was stored.
+    pub infos: Vec<BlockInfo>,
+}
+
+/// Options of a get.
+#[derive(Clone, Debug, Default)]
+pub struct GetOptions {
+    /// How long to wait for loads; the configuration's `load_timeout_s` where absent.
+    pub timeout: Option<Duration>,
+    /// The get belongs to an open [`Request`], which counts its accesses.
+    pub in_request: bool,
+}
+
+/// State of the store's parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// The store takes calls.
+    pub open: bool,
+    /// I/O backend in use.
+    pub backend: String,
+    /// Whether files bypass the page cache.
+    pub direct: bool,
+    /// Why they do or do not.
+    pub direct_reason: String,
+    /// Writing to the drive is paused after faults; blocks stay in memory only.
+    pub drive_paused: bool,
+    /// The directory's identity, empty without a drive.
+    pub store_id: String,
+    /// Bytes of memory on huge pages.
+    pub huge_bytes: u64,
+}

@@ -1,0 +1,72 @@
+//! Looking into a store: statistics, health, events, audits.
+
+use crate::answers::Health;
+use crate::log::LogEntry;
+use crate::machine::Audit;
+use crate::open::{Drive, OpenTimes};
+use crate::stats::Stats;
+use crate::store::Store;
+use std::sync::atomic::Ordering;
+use tiered_kv_types::StoreConfig;
+
+impl Store {
+    /// A snapshot of counters and gauges.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.core.with_machine(|m| m.stats());
+        let fast = &self.core.fast;
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        stats.dram.hits += load(&fast.dram_hits);
+        stats.dram.hit_bytes += load(&fast.dram_hit_bytes);
+        stats.requested = load(&fast.requested);
+        for (name, count) in &mut stats.misses {
+            *count += match *name {
+                "absent" => load(&fast.absent),
+                "lease_cap" => load(&fast.lease_cap),
+                _ => 0,
+            };
+        }
+        stats.leased_bytes = self.core.budget.leased_bytes();
+        stats.counters.push(("lookups", load(&fast.lookups)));
+        stats.counters.push(("accesses_dropped", load(&fast.accesses_dropped)));
+        stats
+    }
+
+    /// Whether the store takes no more calls.
+    pub fn is_closed(&self) -> bool {
+        self.core.is_closed()
+    }
+
+    /// State of the store's parts.
+    pub fn health(&self) -> Health {
+        let disk = self.drive.as_ref().map(|d| &d.disk);
+        Health {
+            open: !self.core.is_closed(),
+            backend: self.core.io.as_ref().map_or("none", |io| io.backend()).to_owned(),
+            direct: disk.is_some_and(|d| d.is_direct()),
+            direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
+            drive_paused: self.core.with_machine(|m| m.drive_paused()),
+            store_id: self.drive.as_ref().map(Drive::store_id).unwrap_or_default(),
+            huge_bytes: self.arena.report().huge_bytes,
+        }
+    }
+
+    /// How long the parts of the open took.
+    pub fn open_times(&self) -> OpenTimes {
+        self.times
+    }
+
+    /// The configuration in use.
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// Entries of the event log from number `from` on.
+    pub fn events(&self, from: u64) -> Vec<LogEntry> {
+        self.core.with_machine(|m| m.log.since(from))
+    }
+
+    /// Recounts everything and compares it with the books.
+    pub fn audit(&self) -> Audit {
+        self.core.with_machine(|m| m.audit())
+    }
+}

@@ -1,0 +1,105 @@
+//! What may be returned, and what must be.
+
+use crate::log::{LogEntry, LogKind};
+use std::collections::{BTreeMap, BTreeSet};
+use tiered_kv_types::{BlockKey, MissReason, Tier};
+
+/// What is known of one key.
+#[derive(Debug, Default)]
+struct Known {
+    /// Every payload that an acknowledged put stored.
+    stored: BTreeSet<u64>,
+    /// The one that must be returned, since it was acknowledged and nothing has happened to it.
+    current: Option<u64>,
+    /// Log number from which an event can explain that it is gone.
+    since: u64,
+    /// When it was acknowledged; a get asked earlier may have been decided before.
+    at: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    keys: BTreeMap<BlockKey, Known>,
+    /// Keys that a flush called durable.
+    durable: BTreeSet<BlockKey>,
+}
+
+/// Whether an event can explain that a key is gone altogether.
+fn removes(kind: LogKind) -> bool {
+    matches!(kind, LogKind::Evicted | LogKind::Fault(_))
+}
+
+impl Oracle {
+    pub(super) fn stored(&mut self, key: BlockKey, version: u64, log: u64, at: u64) {
+        let known = self.keys.entry(key).or_default();
+        known.stored.insert(version);
+        known.current = Some(version);
+        known.since = log;
+        known.at = at;
+        self.durable.remove(&key);
+    }
+
+    /// Every key with a current payload, as a flush sees them when it is called.
+    pub(super) fn promised(&self) -> Vec<BlockKey> {
+        let current = self.keys.iter().filter(|(_, k)| k.current.is_some());
+        current.map(|(key, _)| *key).collect()
+    }
+
+    /// A flush called at `asked` reported all of these durable; one stored again since is not
+    /// meant.
+    pub(super) fn durable(&mut self, keys: Vec<BlockKey>, asked: u64) {
+        let unchanged = |key: &BlockKey| self.keys.get(key).is_some_and(|k| k.at <= asked);
+        let keys: Vec<BlockKey> = keys.into_iter().filter(unchanged).collect();
+        self.durable.extend(keys);
+    }
+
+    /// A payload was returned: it must be one that was stored, and the current one if that is
+    /// known.
+    pub(super) fn returned(&mut self, key: BlockKey, version: u64, asked: u64) {
+        let known = self.keys.get_mut(&key).expect("only stored keys return bytes");
+        assert!(known.stored.contains(&version), "{key:?}: a payload that was never stored");
+        if let Some(current) = known.current
+            && known.at < asked
+        {
+            assert_eq!(current, version, "{key:?}: an older payload came back");
+        }
+    }
+
+    /// A key was missed: where a payload is expected, an event must explain it.
+    pub(super) fn missed(
+        &mut self,
+        key: BlockKey,
+        reason: MissReason,
+        log: &[LogEntry],
+        asked: u64,
+    ) {
+        let Some(known) = self.keys.get_mut(&key) else {
+            let never = matches!(reason, MissReason::Absent | MissReason::Cancelled);
+            assert!(never, "{key:?} was never stored");
+            return;
+        };
+        let gone = matches!(reason, MissReason::Absent | MissReason::Corrupt | MissReason::IoError);
+        if !gone || known.current.is_none() || known.at >= asked {
+            return;
+        }
+        let explains = |e: &&LogEntry| e.key == key && e.seq >= known.since && removes(e.kind);
+        assert!(log.iter().any(|e| explains(&e)), "{key:?}: {reason:?} without a cause");
+        known.current = None;
+    }
+
+    /// The power was cut: what was not durable may be gone, and what was must be there.
+    pub(super) fn power_cut(&mut self, log: &[LogEntry], found: impl Fn(&BlockKey) -> bool) {
+        for key in std::mem::take(&mut self.durable) {
+            let lost = |e: &LogEntry| {
+                e.key == key && (e.tier == Some(Tier::Nvme) || matches!(e.kind, LogKind::Fault(_)))
+            };
+            if !log.iter().any(lost) {
+                assert!(found(&key), "{key:?} was durable and is gone after the power cut");
+            }
+        }
+        for known in self.keys.values_mut() {
+            known.current = None;
+            known.since = 0;
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The simulated world around the machine.
+
+use super::oracle::Oracle;
+use crate::index::{FullKey, KeyHasher, ReadIndex};
+use crate::io::{segment_name, verify};
+use crate::machine::{
+    Command, DriveParts, Event, Geometry, Limits, LoadFault, Machine, Now, OpId, Outcome, Parts,
+    PutItem, PutStatus,
+};
+use crate::open::found_segments;
+use crate::resident::{FreedSlots, Resident};
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use tiered_kv_io::{Arena, ArenaConfig, Disk, Entropy, MemDisk, SeededEntropy};
+use tiered_kv_policy::Lru;
+use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId};
+
+const KEYS: u64 = 24;
+const MEMORY: Geometry = Geometry { segment_bytes: 32 << 10, segments: 4, header_stride: 0 };
+const DRIVE: Geometry = Geometry { segment_bytes: 64 << 10, segments: 4, header_stride: 4096 };
+const STORE: [u8; 16] = [7; 16];
+
+/// A call in progress and what it was made with.
+enum Call {
+    Put { keys: Vec<BlockKey>, versions: Vec<u64>, ns: u32 },
+    Get { keys: Vec<BlockKey>, ns: u32, copied: BTreeMap<usize, Vec<u8>>, asked: u64 },
+    Flush { keys: Vec<BlockKey>, asked: u64 },
+}
+
+pub(super) struct World {
+    pub(super) machine: Machine,
+    index: Arc<ReadIndex>,
+    disk: MemDisk,
+    rng: SeededEntropy,
+    now: Now,
+    pending: Vec<Command>,
+    calls: BTreeMap<OpId, Call>,
+    leases: Vec<(BlockKey, u64, Arc<Resident>)>,
+    oracle: Oracle,
+    layouts: [KvLayout; 2],
+    next_op: u64,
+    next_version: u64,
+    seed: u64,
+    pub(super) trace: u64,
+}
+
+fn payload(layout: &KvLayout, key: &BlockKey, version: u64) -> Vec<u8> {
+    let len = usize::try_from(layout.block_bytes()).expect("small");
+    let mut bytes: Vec<u8> = (0..len).map(|i| (i as u64 ^ version) as u8 ^ key.0[1]).collect();
+    bytes[..8].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+fn version_of(layout: &KvLayout, key: &BlockKey, bytes: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    head.copy_from_slice(&bytes[..8]);
+    let version = u64::from_le_bytes(head);
+    assert_eq!(bytes, payload(layout, key, version), "{key:?}: bytes that were never stored");
+    version
+}
+
+impl World {
+    pub(super) fn new(seed: u64) -> Self {
+        let layouts = [
+            KvLayout::uniform(16, 5000).expect("valid"),
+            KvLayout::grid(16, 2, 1, vec![3000, 9000]).expect("valid"),
+        ];
+        let disk = MemDisk::new();
+        let (machine, index) = boot(&disk, &layouts);
+        Self {
+            machine,
+            index,
+            disk,
+            rng: SeededEntropy::new(seed),
+            now: Now::default(),
+            pending: Vec::new(),
+            calls: BTreeMap::new(),
+            leases: Vec::new(),
+            oracle: Oracle::default(),
+            layouts,
+            next_op: 1,
+            next_version: 1,
+            seed,
+            trace: 0,
+        }
+    }
+
+    fn draw(&mut self, below: u64) -> u64 {
+        self.rng.next_u64() % below
+    }
+
+    fn log_number(&self) -> u64 {
+        self.machine.log.since(0).last().map_or(0, |e| e.seq + 1)
+    }
+
+    pub(super) fn step(&mut self) {
+        match self.draw(100) {
+            0..18 => self.put(),
+            18..36 => self.get(),
+            36..40 => self.flush(),
+            40..44 => self.cancel(),
+            44..48 => self.leases.clear(),
+            48..50 => self.later(2_000_000_000),
+            50 if self.draw(4) == 0 => self.cut_power(),
+            _ => self.perform(),
+        }
+    }
+
+    fn feed(&mut self, event: Event) {
+        self.now.mono += 1000;
+        self.now.unix_ns += 1000;
+        let mut commands = Vec::new();
+        self.machine.step(self.now, [event], &mut commands);
+        for command in commands {
+            let mark = format!("{command:?}").split(' ').next().map(str::to_owned);
+            let hasher = KeyHasher::with_seed(self.trace);
+            self.trace = hasher.hash_one((mark, self.now.mono));
+            match command {
+                Command::Complete { op, outcome } => self.completed(op, outcome),
+                other => self.pending.push(other),
+            }
+        }
+    }
+
+    fn later(&mut self, by: u64) {
+        self.now.mono += by;
+        self.feed(Event::Tick);
+    }
+
+    /// A chain of keys of one namespace: runs along one of few paths, so that chains share roots.
+    fn chain(&mut self) -> (u32, Vec<(BlockKey, u32, Option<BlockKey>)>) {
+        let ns = self.draw(2) as u32;
+        let path = self.draw(3);
+        let len = 1 + self.draw(KEYS / 4) as u32;
+        let key = |depth: u32| {
+            let mut bytes = [0; 32];
+            // The first two blocks of every path are shared.
+            bytes[0] = if depth < 2 { 0 } else { path as u8 + 1 };
+            bytes[1] = depth as u8;
+            bytes[9] = ns as u8;
+            BlockKey(bytes)
+        };
+        let item = |d: u32| (key(d), d, d.checked_sub(1).map(key));
+        (ns, (0..len).map(item).collect())
+    }
+
+    fn put(&mut self) {
+        let (ns, chain) = self.chain();
+        let computed = if self.draw(4) == 0 { ComputedBy::Decode } else { ComputedBy::Prefill };
+        let item = |(key, depth, parent): (BlockKey, u32, Option<BlockKey>)| {
+            let info = BlockInfo { depth, tokens: 16, computed, ..BlockInfo::default() };
+            PutItem { key, parent, info }
+        };
+        let items: Vec<PutItem> = chain.into_iter().map(item).collect();
+        let keys: Vec<BlockKey> = items.iter().map(|i| i.key).collect();
+        let versions: Vec<u64> = keys.iter().map(|_| self.version()).collect();
+        let op = self.call(Call::Put { keys, versions, ns });
+        let deadline = self.now.mono + 5_000_000_000;
+        self.feed(Event::Put { op, ns, items, deadline });
+    }
+
+    fn version(&mut self) -> u64 {
+        self.next_version += 1;
+        self.next_version
+    }
+
+    fn call(&mut self, call: Call) -> OpId {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.calls.insert(op, call);
+        op
+    }
+
+    fn get(&mut self) {
+        let (ns, chain) = self.chain();
+        let keys: Vec<BlockKey> = chain.into_iter().map(|(key, _, _)| key).collect();
+        let into = self.draw(2) == 0;
+        let op = {
+            let (copied, asked) = (BTreeMap::new(), self.now.mono);
+            self.call(Call::Get { keys: keys.clone(), ns, copied, asked })
+        };
+        let deadline = self.now.mono + 1_000_000_000;
+        self.feed(Event::Get { op, ns, keys, deadline, into, count: true });
+    }
+
+    fn flush(&mut self) {
+        let keys = self.oracle.promised();
+        let op = self.call(Call::Flush { keys, asked: self.now.mono });
+        let deadline = self.now.mono + 60_000_000_000;
+        self.feed(Event::Flush { op, deadline });
+    }
+
+    fn cancel(&mut self) {
+        let ops: Vec<OpId> = self.calls.keys().copied().collect();
+        if !ops.is_empty() {
+            let at = self.draw(ops.len() as u64) as usize;
+            self.feed(Event::Cancel { op: ops[at] });
+        }
+    }
+
+    /// Performs one pending command, chosen by the seed; one in forty fails.
+    fn perform(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let at = self.draw(self.pending.len() as u64) as usize;
+        let command = self.pending.swap_remove(at);
+        let fails = self.draw(40) == 0;
+        let event = self.execute(command, fails);
+        self.feed(event);
+    }
+
+    fn execute(&mut self, command: Command, fails: bool) -> Event {
+        match command {
+            Command::CopyIn { op, item, into } => {
+                let Some(Call::Put { keys, versions, ns }) = self.calls.get(&op) else {
+                    panic!("a put is known until it completes")
+                };
+                let layout = &self.layouts[*ns as usize];
+                let bytes = payload(layout, &keys[item], versions[item]);
+                Event::CopiedIn { op, item, filled: into.fill_from(&bytes) }
+            }
+            Command::CopyOut { op, item, from } => {
+                let mut bytes = vec![0; usize::try_from(from.bytes()).expect("small")];
+                let intact = from.copy_out(&mut bytes);
+                if let Some(Call::Get { copied, .. }) = self.calls.get_mut(&op) {
+                    copied.insert(item, bytes);
+                }
+                Event::CopiedOut { op, item, intact }
+            }
+            Command::Load { block, reads, mut into } => {
+                let mut slots = into.take_slots();
+                for (slot, read) in slots.iter_mut().zip(&reads) {
+                    let read = self.disk.read_at(read.file, read.offset, slot.as_mut_slice());
+                    read.expect("the simulated disk reads");
+                }
+                let crcs: Vec<u32> = reads.iter().map(|r| r.crc).collect();
+                let slots = slots.into_iter().map(Some).collect();
+                let checked = verify(into, slots, &crcs).ok_or(LoadFault::Corrupt);
+                let result = if fails { Err(LoadFault::Io) } else { checked };
+                Event::LoadDone { block, result }
+            }
+            Command::PrepareSegment { segment, file, image } => {
+                let result = if fails {
+                    Err(std::io::ErrorKind::StorageFull.into())
+                } else {
+                    let file = file.unwrap_or_else(|| {
+                        let name = segment_name(segment);
+                        self.disk.create(&name, DRIVE.segment_bytes).expect("there is room")
+                    });
+                    self.disk.write_at(file, 0, &image).expect("writes");
+                    self.disk.sync(file).expect("syncs");
+                    Ok(file)
+                };
+                Event::SegmentReady { segment, result }
+            }
+            Command::WriteSlabs { group, block, from, to } => {
+                for (index, (file, offset)) in to.into_iter().enumerate() {
+                    let slot = crate::resident::SlabWrite { resident: from.clone(), index };
+                    let bytes = tiered_kv_io::ReadBuf::as_slice(&slot);
+                    self.disk.write_at(file, offset, bytes).expect("writes");
+                }
+                Event::SlabsWritten { group, block, ok: !fails }
+            }
+            Command::WriteHeaders { group, writes } => {
+                for write in writes {
+                    self.disk.write_at(write.file, write.offset, &write.bytes).expect("writes");
+                }
+                Event::HeadersWritten { group, ok: !fails }
+            }
+            Command::Sync { group, files } => {
+                if !fails {
+                    files.iter().for_each(|file| self.disk.sync(*file).expect("syncs"));
+                }
+                Event::Synced { group, ok: !fails }
+            }
+            Command::Complete { .. } => unreachable!("taken in at once"),
+        }
+    }
+
+    fn completed(&mut self, op: OpId, outcome: Outcome) {
+        let call = self.calls.remove(&op).expect("a call completes once");
+        let log = self.log_number();
+        match (call, outcome) {
+            (Call::Put { keys, versions, .. }, Outcome::Put(statuses)) => {
+                for ((key, version), status) in keys.into_iter().zip(versions).zip(statuses) {
+                    if status == PutStatus::Stored {
+                        self.oracle.stored(key, version, log, self.now.mono);
+                    }
+                }
+            }
+            (Call::Get { keys, ns, asked, .. }, Outcome::Get(items)) => {
+                for (key, item) in keys.into_iter().zip(items) {
+                    match item.result {
+                        Ok(resident) => self.leased(ns, key, resident, asked),
+                        Err(reason) => self.missed(key, reason, asked),
+                    }
+                }
+            }
+            (Call::Get { keys, ns, copied, asked }, Outcome::Into(items)) => {
+                for (at, (key, item)) in keys.into_iter().zip(items).enumerate() {
+                    match item {
+                        Ok(_) => {
+                            let layout = &self.layouts[ns as usize];
+                            let version = version_of(layout, &key, &copied[&at]);
+                            self.oracle.returned(key, version, asked);
+                        }
+                        Err(reason) => self.missed(key, reason, asked),
+                    }
+                }
+            }
+            (Call::Flush { keys, asked }, Outcome::Flush(report)) => {
+                if report.all_durable() {
+                    self.oracle.durable(keys, asked);
+                }
+            }
+            (_, outcome) => panic!("another kind of outcome: {outcome:?}"),
+        }
+    }
+
+    fn missed(&mut self, key: BlockKey, reason: MissReason, asked: u64) {
+        let log = self.machine.log.since(0);
+        self.oracle.missed(key, reason, &log, asked);
+    }
+
+    fn leased(&mut self, ns: u32, key: BlockKey, resident: Arc<Resident>, asked: u64) {
+        let bytes: Vec<u8> =
+            (0..resident.slabs()).flat_map(|s| resident.slab(s).to_vec()).collect();
+        let version = version_of(&self.layouts[ns as usize], &key, &bytes);
+        self.oracle.returned(key, version, asked);
+        if self.draw(3) == 0 {
+            self.leases.push((key, version, resident));
+        }
+        // A lease is never invalidated: what it showed it still shows.
+        for (key, version, lease) in &self.leases {
+            let bytes: Vec<u8> = (0..lease.slabs()).flat_map(|s| lease.slab(s).to_vec()).collect();
+            assert_eq!(version_of(&self.layouts[key.0[9] as usize], key, &bytes), *version);
+        }
+    }
+
+    fn cut_power(&mut self) {
+        let log = self.machine.log.since(0);
+        let seed = self.seed ^ self.now.mono;
+        let coin = SeededEntropy::new(seed);
+        self.leases.clear();
+        self.pending.clear();
+        self.calls.clear();
+        self.disk = self.disk.crash(|_| coin.next_u64().is_multiple_of(2));
+        let (machine, index) = boot(&self.disk, &self.layouts);
+        self.machine = machine;
+        self.index = index;
+        let index = &self.index;
+        self.oracle.power_cut(&log, |key| {
+            let full = FullKey { ns: u32::from(key.0[9]), key: *key };
+            index.residency(&full).0.is_hit()
+        });
+    }
+
+    /// Lets everything in flight end.
+    pub(super) fn drain(&mut self) {
+        self.leases.clear();
+        while !self.pending.is_empty() {
+            let command = self.pending.swap_remove(0);
+            let event = self.execute(command, false);
+            self.feed(event);
+        }
+        self.later(100_000_000_000);
+        assert!(self.calls.is_empty(), "seed {}: a call never ended", self.seed);
+    }
+}
+
+/// A machine on what the disk holds.
+fn boot(disk: &MemDisk, layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
+    let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
+    arena.huge_pages = false;
+    let index = Arc::new(ReadIndex::new(1));
+    let mut machine = Machine::new(Parts {
+        arena: Arena::new(arena).expect("a small arena"),
+        index: index.clone(),
+        freed: FreedSlots::default(),
+        policy: Box::new(Lru::new()),
+        limits: Limits { dirty_high_bytes: 96 << 10, load_high_bytes: 64 << 10 },
+        memory: MEMORY,
+        drive: Some(DriveParts { store: STORE, geometry: DRIVE }),
+        hasher: KeyHasher::with_seed(2),
+        log_entries: 1 << 20,
+    });
+    for (ns, layout) in layouts.iter().enumerate() {
+        let id = NamespaceId([ns as u8 + 1; 32]);
+        let number = machine.open_namespace(id, layout).expect("it fits");
+        assert_eq!(number as usize, ns);
+    }
+    let events = found_segments(disk, &DRIVE).expect("the simulated disk reads");
+    machine.step(Now::default(), events, &mut Vec::new());
+    (machine, index)
+}

@@ -1,0 +1,138 @@
+//! What the store's tests share: small stores, disks that stall or count, blocks with known bytes.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tiered_kv::io_seams::{Alignment, Disk, FileId, MemDisk};
+use tiered_kv::{BlockKey, KvLayout, Namespace, NamespaceSpec, Result, Seams, Store, StoreConfig};
+
+pub const BLOCK: usize = 16 << 10;
+
+/// A store of 512 KiB of memory and `nvme` bytes in `dir`.
+pub fn config(dir: &Path, nvme: u64) -> StoreConfig {
+    StoreConfig {
+        dram_capacity: Some(512 << 10),
+        nvme_paths: vec![dir.to_path_buf()],
+        nvme_capacity: nvme,
+        huge_pages: false,
+        ..StoreConfig::default()
+    }
+}
+
+pub fn memory_only(bytes: u64) -> StoreConfig {
+    StoreConfig { dram_capacity: Some(bytes), huge_pages: false, ..StoreConfig::default() }
+}
+
+pub fn spec() -> NamespaceSpec {
+    let layout = KvLayout::uniform(4, BLOCK as u64).expect("valid");
+    NamespaceSpec::new("model", "weights", "float32", layout)
+}
+
+pub fn namespace(store: &Store) -> Namespace {
+    store.namespace(&spec()).expect("a valid namespace")
+}
+
+/// Keys of a chain of `n` blocks that `path` tells from others.
+pub fn chain(ns: &Namespace, path: u32, n: u32) -> Vec<BlockKey> {
+    let tokens: Vec<u32> = (0..n * 4).map(|t| path * 100_000 + t).collect();
+    ns.keys_from_tokens(&tokens, None)
+}
+
+/// The bytes stored under a key in these tests.
+pub fn bytes_of(key: &BlockKey) -> Vec<u8> {
+    (0..BLOCK).map(|i| key.0[i % 32] ^ (i / 32) as u8).collect()
+}
+
+pub fn blocks_of(keys: &[BlockKey]) -> Vec<Vec<u8>> {
+    keys.iter().map(bytes_of).collect()
+}
+
+/// Seams on a disk of the test's own.
+pub fn seams(disk: Arc<dyn Disk>) -> Seams {
+    let open_disk = Box::new(move |_: &Path| Ok(disk.clone()));
+    Seams { open_disk, lock_directory: false, ..Seams::default() }
+}
+
+/// A disk in memory that counts reads, and whose reads or writes stop while the gate is shut.
+pub struct GatedDisk {
+    pub inner: MemDisk,
+    pub reads: AtomicUsize,
+    shut: Mutex<(bool, bool)>,
+    opened: Condvar,
+}
+
+impl GatedDisk {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemDisk::new(),
+            reads: AtomicUsize::new(0),
+            shut: Mutex::new((false, false)),
+            opened: Condvar::new(),
+        })
+    }
+
+    pub fn shut_reads(&self, shut: bool) {
+        self.shut.lock().0 = shut;
+        self.opened.notify_all();
+    }
+
+    pub fn shut_writes(&self, shut: bool) {
+        self.shut.lock().1 = shut;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self, is_shut: impl Fn(&(bool, bool)) -> bool) {
+        let mut shut = self.shut.lock();
+        while is_shut(&shut) {
+            self.opened.wait(&mut shut);
+        }
+    }
+}
+
+impl Disk for GatedDisk {
+    fn name(&self) -> &'static str {
+        "gated"
+    }
+    fn alignment(&self) -> Alignment {
+        self.inner.alignment()
+    }
+    fn is_direct(&self) -> bool {
+        true
+    }
+    fn direct_reason(&self) -> String {
+        String::new()
+    }
+    fn list(&self) -> Result<Vec<(String, u64)>> {
+        self.inner.list()
+    }
+    fn read_file(&self, name: &str, max_bytes: u64) -> Result<Option<Vec<u8>>> {
+        self.inner.read_file(name, max_bytes)
+    }
+    fn write_file(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.inner.write_file(name, bytes)
+    }
+    fn remove(&self, name: &str) -> Result<()> {
+        self.inner.remove(name)
+    }
+    fn create(&self, name: &str, bytes: u64) -> Result<FileId> {
+        self.inner.create(name, bytes)
+    }
+    fn open(&self, name: &str) -> Result<(FileId, u64)> {
+        self.inner.open(name)
+    }
+    fn read_at(&self, file: FileId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.pass(|shut| shut.0);
+        self.inner.read_at(file, offset, buf)
+    }
+    fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.pass(|shut| shut.1);
+        self.inner.write_at(file, offset, buf)
+    }
+    fn sync(&self, file: FileId) -> io::Result<()> {
+        self.inner.sync(file)
+    }
+}
