@@ -166,4 +166,6 @@ async def test_writing_through_a_view_traps_and_changes_nothing(tmp_path: Path) 
     async with TieredStore.open(config(tmp_path)) as store:
         space = store.namespace(SPEC)
         with await store.get(space, space.keys_from_tokens(list(range(16)))) as leases:
-            assert bytes(leases[0]) == b"\1" * SPEC.layout.block_bytes
+            block = leases[0]
+            assert block is not None
+            assert bytes(block) == b"\1" * SPEC.layout.block_bytes

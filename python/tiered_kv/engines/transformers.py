@@ -22,11 +22,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from tiered_kv import InvalidArgumentError, NamespaceSpec, RequestContext, TieredStore
+from tiered_kv import (
+    KEY_BYTES,
+    InvalidArgumentError,
+    Namespace,
+    NamespaceSpec,
+    Request,
+    RequestContext,
+    TieredStore,
+)
 from tiered_kv.engines._fingerprint import weights_fingerprint as fingerprint
 from tiered_kv.engines._grid import Grid, exact_digests, make_grid
 from tiered_kv.engines._identity import namespace_spec, numerics
@@ -37,7 +45,6 @@ from tiered_kv.torch import as_buffer
 
 __all__ = ["GenerationResult", "TransformersEngine"]
 
-KEY_BYTES = 32
 
 _FLAG_CHUNK_END = 1
 _FLAG_DECODE = 2
@@ -117,7 +124,7 @@ class TransformersEngine:
         self._store_timeout_s = store_timeout_s
         self._runner = Runner(model, self._geometry, style, tokens_per_block)
         self._runner.reserve(reserve_tokens)
-        self._namespaces: dict[str | None, Any] = {}
+        self._namespaces: dict[str | None, Namespace] = {}
         self._lock = asyncio.Lock()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-engine")
 
@@ -186,11 +193,11 @@ class TransformersEngine:
                 if request is not None:
                     request.observe(namespace, plan.keys, 0)
                 await self._reserve(len(prompt) + max_new_tokens)
-                restored = await self._restore(namespace, plan, prompt, grid)
+                restored = await self._restore(namespace, plan, prompt, grid, request)
                 run = await self._run(prompt, restored.tokens, grid.ends, max_new_tokens, eos)
                 output_tokens = len(run.tokens)
                 stored = time.perf_counter()
-                taken, dropped = await self._save(namespace, plan, prompt, grid, run, request)
+                taken, dropped = await self._save(namespace, plan, prompt, grid, run)
                 return make_result(
                     run,
                     prompt,
@@ -305,13 +312,13 @@ class TransformersEngine:
         lengths = [len(segment) for segment in segments]
         return prompt, make_grid(lengths, self._tokens_per_block, self._chunk_tokens)
 
-    def _namespace(self) -> Any:
+    def _namespace(self) -> Namespace:
         numeric = self._numerics()
         if numeric not in self._namespaces:
             self._namespaces[numeric] = self._store.namespace(self._spec(numeric))
         return self._namespaces[numeric]
 
-    def _plan(self, namespace: Any, prompt: list[int], grid: Grid) -> _Plan:
+    def _plan(self, namespace: Namespace, prompt: list[int], grid: Grid) -> _Plan:
         if self._exact:
             keys = namespace.keys_from_opaque(exact_digests(prompt, grid), KEY_BYTES)
         else:
@@ -334,13 +341,19 @@ class TransformersEngine:
         await self._call(lambda _stop: self._runner.reserve(tokens))
 
     async def _restore(
-        self, namespace: Any, plan: _Plan, prompt: list[int], grid: Grid
+        self,
+        namespace: Namespace,
+        plan: _Plan,
+        prompt: list[int],
+        grid: Grid,
+        request: Request | None,
     ) -> Restored:
         if not plan.wanted:
             return Restored()
         began = time.perf_counter()
         keys = _slice(plan.keys, 0, plan.wanted)
-        with await self._store.get(namespace, keys, timeout=self._load_timeout_s) as leases:
+        loading = self._store.get(namespace, keys, timeout=self._load_timeout_s, req=request)
+        with await loading as leases:
             count = leases.hits
             if self._exact:
                 count = grid.last_end_within(count)
@@ -375,7 +388,7 @@ class TransformersEngine:
         )
 
     async def _save(
-        self, namespace: Any, plan: _Plan, prompt: list[int], grid: Grid, run: Run, request: Any
+        self, namespace: Namespace, plan: _Plan, prompt: list[int], grid: Grid, run: Run
     ) -> tuple[int, int]:
         """Stores what the store lacks; returns blocks taken and blocks given up."""
         prefilled = len(plan.keys) // KEY_BYTES
@@ -393,7 +406,7 @@ class TransformersEngine:
             stop = prefilled if first < prefilled else total
             count = min(batch, stop - first)
             stored, complete = await self._put(
-                namespace, keys, grid, first, count, prefilled, request, deadline
+                namespace, keys, grid, first, count, prefilled, deadline
             )
             taken += stored
             if not complete:
@@ -403,18 +416,17 @@ class TransformersEngine:
 
     async def _put(
         self,
-        namespace: Any,
+        namespace: Namespace,
         keys: bytes,
         grid: Grid,
         first: int,
         count: int,
         prefilled: int,
-        request: Any,
         deadline: float,
     ) -> tuple[int, bool]:
         """Puts some blocks, waiting for a throttled store; returns blocks taken, and if all."""
         rows = await self._call(lambda _stop: self._runner.stage(first, count))
-        computed = "prefill" if first < prefilled else "decode"
+        computed: Literal["prefill", "decode"] = "prefill" if first < prefilled else "decode"
         ends = [
             computed == "prefill" and grid.block_ends_chunk(block)
             for block in range(first, first + count)
@@ -429,10 +441,9 @@ class TransformersEngine:
                 depth=first,
                 chunk_ends=ends,
                 computed=computed,
-                req=request,
             )
             taken += report.stored
-            if not report.throttled:
+            if report.stored + report.exists == count:
                 return taken, True
             if time.monotonic() >= deadline:
                 return taken, False
