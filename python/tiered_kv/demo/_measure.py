@@ -71,7 +71,7 @@ class _Demo:
             self.model_name = settings.model
         progress.step("loading the model")
         began = time.perf_counter()
-        self.tokenizer, self.model = _model.load(self.model_name)
+        self.tokenizer, self.model = _model.load_apart(self.model_name)
         self.model_load_s = time.perf_counter() - began
         self.prompts = Prompts(self.tokenizer, document)
         self.eos = end_tokens(self.model, self.tokenizer)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def model_directory(cache_dir: Path | None, note: Callable[[str], None]) -> Path
             note("converting the model, once (about half a minute)")
             partial = base / f".{target.name}.partial"
             shutil.rmtree(partial, ignore_errors=True)
-            _convert(source, partial)
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_convert, source, partial).result()
             partial.rename(target)
     return target
 
@@ -77,6 +79,15 @@ def load(name: str) -> tuple[Any, Any]:
             "model and its tokenizer, or a hub id that can be reached"
         ) from error
     return tokenizer, model.eval()
+
+
+def load_apart(name: str) -> tuple[Any, Any]:
+    """As `load`, in a thread of its own, whose OpenMP workers end with it.
+
+    Those of the main thread would stay, and get into the way of the engine's on every core.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(load, name).result()
 
 
 def quiet() -> None:

@@ -78,18 +78,10 @@ def _all_turns(axes: Any, report: Report) -> None:
 def _warm_turns(axes: Any, report: Report, rows: list[Row]) -> None:
     for position, row in enumerate(rows):
         compute = row.ttft_s - row.restore_s
-        first, second = ("compute the question", "restore the document")
-        axes.barh(
-            position, compute, color=_COMPUTE, height=0.62, label=first if not position else None
-        )
-        axes.barh(
-            position,
-            row.restore_s,
-            left=compute,
-            color=_RESTORE,
-            height=0.62,
-            label=second if not position else None,
-        )
+        named = {"label": "compute the question"} if not position else {}
+        axes.barh(position, compute, color=_COMPUTE, height=0.62, **named)
+        named = {"label": "restore the document"} if not position else {}
+        axes.barh(position, row.restore_s, left=compute, color=_RESTORE, height=0.62, **named)
         spread = [[row.ttft_s - row.ttft_min_s], [row.ttft_max_s - row.ttft_s]]
         axes.errorbar(row.ttft_s, position, xerr=spread, color=_INK, capsize=3, linewidth=1)
         axes.text(

@@ -16,7 +16,7 @@ class Progress:
     """A bar with the step at hand, and a line for each step that is done."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ async def _work(job: Job, import_s: float) -> None:
     torch.set_num_threads(job.threads)
     _model.quiet()
     began = time.perf_counter()
-    tokenizer, model = _model.load(job.model)
+    tokenizer, model = _model.load_apart(job.model)
     prompts = Prompts(tokenizer, job.document)
     _emit("ready", import_s=import_s, model_load_s=time.perf_counter() - began)
     eos = end_tokens(model, tokenizer)
@@ -69,8 +70,9 @@ async def _work(job: Job, import_s: float) -> None:
                 opened = open_s if turn == NVME else 0.0
                 _emit_run(record(turn, question, result, device_bytes=read, open_s=opened))
             engine.close()
-        _emit_run(
-            _naive.answer(
+        with ThreadPoolExecutor(1) as thread:
+            naive = thread.submit(
+                _naive.answer,
                 model,
                 Path(job.naive_file),
                 question,
@@ -79,7 +81,7 @@ async def _work(job: Job, import_s: float) -> None:
                 eos,
                 NAIVE,
             )
-        )
+        _emit_run(naive.result())
 
 
 def main() -> None:

@@ -154,6 +154,13 @@ class Runner:
             self._staging = torch.empty(blocks.numel(), dtype=blocks.dtype)
         return self._staging[: blocks.numel()].view(blocks.shape).copy_(blocks)
 
+    def copy_of(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of each layer's keys and values of the first tokens."""
+        layers = (self.arena.layer(index) for index in range(self._geometry.layers))
+        return [
+            (keys[:, :, :tokens].clone(), values[:, :, :tokens].clone()) for keys, values in layers
+        ]
+
     def _forward(self, ids: torch.Tensor, cache: ArenaCache, stop: threading.Event) -> torch.Tensor:
         """Logits of the last position, `[vocabulary]`."""
         if stop.is_set():

@@ -35,6 +35,7 @@ from tiered_kv import (
     RequestContext,
     TieredStore,
 )
+from tiered_kv.engines._allocator import keep_freed_memory
 from tiered_kv.engines._fingerprint import weights_fingerprint as fingerprint
 from tiered_kv.engines._grid import Grid, exact_digests, make_grid
 from tiered_kv.engines._identity import namespace_spec, numerics
@@ -84,6 +85,8 @@ class TransformersEngine:
         reserve_tokens: Longest sequence to make room for now instead of at its first request.
         load_timeout_s: Seconds after which a load counts as a miss.
         store_timeout_s: Seconds to wait, after an answer, for a throttled store.
+        tune_allocator: Let the C library keep freed memory (a setting of the whole process), which
+            halves the time to first token on CPUs; see `_allocator`.
 
     Raises:
         UnsupportedError: The model's cache is not supported; the message names the config field.
@@ -104,6 +107,7 @@ class TransformersEngine:
         reserve_tokens: int = 0,
         load_timeout_s: float = 10.0,
         store_timeout_s: float = 10.0,
+        tune_allocator: bool = True,
     ) -> None:
         if tokens_per_block < 1:
             raise InvalidArgumentError(f"tokens_per_block: {tokens_per_block}; give 1 or more")
@@ -112,21 +116,25 @@ class TransformersEngine:
                 f"chunk_tokens: {chunk_tokens}; give a multiple of tokens_per_block "
                 f"({tokens_per_block})"
             )
-        self._geometry, style = inspect_model(model)
+        if tune_allocator:
+            keep_freed_memory()
+        # All of torch's work is done in one thread: OpenMP has a pool of workers for each thread
+        # that calls it, and two pools on the same cores are in each other's way.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-engine")
+        self._geometry, style = self._worker.submit(inspect_model, model).result()
         self._model = model
         self._store = store
         self._tokens_per_block = tokens_per_block
         self._chunk_tokens = chunk_tokens
         self._exact = exact
         self._labels = (lora, salt)
-        self._weights = weights_fingerprint or fingerprint(model)
+        self._weights = weights_fingerprint or self._worker.submit(fingerprint, model).result()
         self._load_timeout_s = load_timeout_s
         self._store_timeout_s = store_timeout_s
         self._runner = Runner(model, self._geometry, style, tokens_per_block)
-        self._runner.reserve(reserve_tokens)
+        self._worker.submit(self._runner.reserve, reserve_tokens).result()
         self._namespaces: dict[str | None, Namespace] = {}
         self._lock = asyncio.Lock()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-engine")
 
     @property
     def block_bytes(self) -> int:
@@ -284,10 +292,7 @@ class TransformersEngine:
         there = len(self._runner.resident)
         if not 0 <= tokens <= there:
             raise InvalidArgumentError(f"tokens: {tokens}; the last call left {there}")
-        layers = (self._runner.arena.layer(index) for index in range(self._geometry.layers))
-        return [
-            (keys[:, :, :tokens].clone(), values[:, :, :tokens].clone()) for keys, values in layers
-        ]
+        return self._worker.submit(self._runner.copy_of, tokens).result()
 
     def _prepare(
         self, segments: Sequence[Sequence[int]], max_new_tokens: int
