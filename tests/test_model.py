@@ -28,8 +28,12 @@ from hypothesis.stateful import (
 import api
 from tiered_kv import Leases, Namespace, Reservation, TieredStore
 
-STEPS = int(os.environ.get("TIERED_KV_MODEL_STEPS", "40"))
-EXAMPLES = 10 if "TIERED_KV_MODEL_STEPS" in os.environ else 20
+STEPS = int(os.environ.get("TIERED_KV_MODEL_STEPS", "800"))
+"""Steps in all, give or take a discarded example. Hypothesis bounds what one example may draw and
+discards a longer one, so the steps are spread over examples that stay well within the bound.
+"""
+STEPS_PER_EXAMPLE = min(100, STEPS)
+EXAMPLES = -(-STEPS // STEPS_PER_EXAMPLE)
 
 CHAINS, DEPTH = 24, 6
 """Every chain shares its first two blocks with its neighbour, so that the keys make a tree."""
@@ -332,5 +336,5 @@ async def _cancel(call: Awaitable[Any]) -> Any:
 
 TestModel = Model.TestCase
 TestModel.settings = settings(
-    max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, print_blob=True
+    max_examples=EXAMPLES, stateful_step_count=STEPS_PER_EXAMPLE, deadline=None, print_blob=True
 )
