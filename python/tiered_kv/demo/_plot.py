@@ -96,4 +96,4 @@ def _warm_turns(axes: Any, report: Report, rows: list[Row]) -> None:
     axes.set_xlim(0, max(row.ttft_max_s for row in rows) * 1.22)
     axes.set_xlabel("seconds to the first token (bars: medians; whiskers: all runs)")
     axes.set_title("The same without the cold turns: what is left", loc="left", fontweight="bold")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    axes.legend(loc="center right", ncols=1, frameon=False)
