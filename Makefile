@@ -72,7 +72,7 @@ test-rust: $(CORE) ## Run the Rust tests and documentation examples.
 test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' chooses.
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-model: $(CORE) ## Drive the store's model test for STEPS steps an example.
+test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
 	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest -k model $(PYTEST_ARGS)
 
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.

@@ -84,11 +84,13 @@ class Namespace:
         Raises:
             InvalidArgumentError: A token is out of range, or `parent` is not 32 bytes.
         """
-    def keys_from_opaque(self, packed: Buffer | list[Buffer], width: int | None = None) -> bytes:
+    def keys_from_opaque(
+        self, packed: Buffer | Sequence[Buffer], width: int | None = None
+    ) -> bytes:
         """Packed keys (n x 32 bytes) of an engine's own hashes.
 
         Args:
-            packed: Packed hashes, n x `width` bytes, or a list of hashes of any widths.
+            packed: Packed hashes, n x `width` bytes, or a sequence of hashes of any widths.
             width: Bytes of a hash.
 
         Returns:

@@ -8,10 +8,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use tiered_kv::BlockSource;
 
-/// Buffers whose exports are held. While one lives, its exporter may neither free nor move its memory.
+/// Buffers whose exports are held. While one lives, its exporter may neither free nor move its
+/// memory.
 ///
-/// The last owner is whoever takes a call's result, which holds the GIL. Where a loop was closed before
-/// its result came, it is a core thread, which then waits for the GIL without holding any lock.
+/// The last owner is whoever takes a call's result, which holds the GIL. Where a loop was closed
+/// before its result came, it is a core thread, which then waits for the GIL without holding any
+/// lock.
 pub(crate) struct Held {
     buffers: Vec<PyUntypedBuffer>,
 }
@@ -49,14 +51,15 @@ pub(crate) struct WritePart {
     _held: Arc<Held>,
 }
 
-// SAFETY: the range is writable, overlaps no other part of its call (checked), and stays exported while
-// `_held` lives; filling it needs no GIL.
+// SAFETY: the range is writable, overlaps no other part of its call (checked), and stays exported
+// while `_held` lives; filling it needs no GIL.
 unsafe impl Send for WritePart {}
 
 impl AsMut<[u8]> for WritePart {
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: see `Send` above: writable, exported and disjoint. A caller that touches the memory
-        // during the call races with the core as it would with `readinto`; the contract forbids it.
+        // SAFETY: see `Send` above: writable, exported and disjoint. A caller that touches the
+        // memory during the call races with the core as it would with `readinto`; the contract
+        // forbids it.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }
@@ -68,8 +71,8 @@ impl BlockSource for Parts {
 
     fn block(&self, index: usize) -> &[u8] {
         let part = &self.parts[index];
-        // SAFETY: `held` keeps the buffer exported, so that the range is readable. A caller that writes
-        // to it during the call races; the contract of `put` forbids it.
+        // SAFETY: `held` keeps the buffer exported, so that the range is readable. A caller that
+        // writes to it during the call races; the contract of `put` forbids it.
         unsafe { std::slice::from_raw_parts(part.at.as_ptr(), part.len) }
     }
 }
@@ -130,7 +133,8 @@ fn export(
     Ok(buffer)
 }
 
-/// The format of a floating-point element of this dtype; `None` for a dtype that buffers cannot name.
+/// The format of a floating-point element of this dtype; `None` for a dtype that buffers cannot
+/// name.
 fn float_format(kv_dtype: &str) -> Option<&'static [u8]> {
     match kv_dtype.strip_prefix("torch.").unwrap_or(kv_dtype) {
         "float16" | "half" => Some(b"e"),
@@ -142,8 +146,8 @@ fn float_format(kv_dtype: &str) -> Option<&'static [u8]> {
     }
 }
 
-/// Floating-point elements of another dtype than the namespace's are a mistake; integers of any width
-/// are taken as a view of the bytes.
+/// Floating-point elements of another dtype than the namespace's are a mistake; integers of any
+/// width are taken as a view of the bytes.
 fn check_dtype(
     py: Python<'_>,
     wanted: &Wanted<'_>,
@@ -171,7 +175,7 @@ fn check_dtype(
 }
 
 /// Whether `value` is to be read as one buffer of all blocks, not as a sequence of buffers.
-fn is_buffer(value: &Bound<'_, PyAny>) -> bool {
+pub(crate) fn is_buffer(value: &Bound<'_, PyAny>) -> bool {
     // SAFETY: `value` is a live object and the GIL is held.
     unsafe { pyo3::ffi::PyObject_CheckBuffer(value.as_ptr()) == 1 }
 }
@@ -192,8 +196,8 @@ fn parts(
                 py,
                 op,
                 format!(
-                    "`buffers` holds {len} bytes, but {keys} keys of {block} bytes a block need {}: \
-                     check dtype, layers, heads and tokens_per_block",
+                    "`buffers` holds {len} bytes, but {keys} keys of {block} bytes a block need \
+                     {}: check dtype, layers, heads and tokens_per_block",
                     keys * block
                 ),
             ));
@@ -220,8 +224,8 @@ fn parts(
                 py,
                 op,
                 format!(
-                    "`{field}` holds {len} bytes, but a block of the namespace's layout has {block}: \
-                     check dtype, layers, heads and tokens_per_block"
+                    "`{field}` holds {len} bytes, but a block of the namespace's layout has \
+                     {block}: check dtype, layers, heads and tokens_per_block"
                 ),
             ));
         }

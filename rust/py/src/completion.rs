@@ -1,8 +1,8 @@
 //! How results get back: at once, to a waiting thread, or through an event loop's queue.
 //!
 //! A call that ends before its submission returns never touches the queue. All others leave their
-//! result in the queue of the loop that asked, whose eventfd is written only when the queue goes from
-//! empty to not empty: one wake for a batch.
+//! result in the queue of the loop that asked, whose eventfd is written only when the queue goes
+//! from empty to not empty: one wake for a batch.
 
 use crate::buffers::Held;
 use crate::leases::Leases;
@@ -197,8 +197,8 @@ impl Ticket {
         }
     }
 
-    /// What the caller gets: the result where it is there, else a handle of the call; without a queue,
-    /// the result, waited for.
+    /// What the caller gets: the result where it is there, else a handle of the call; without a
+    /// queue, the result, waited for.
     pub(crate) fn settle(
         &self,
         py: Python<'_>,
@@ -276,8 +276,8 @@ pub(crate) struct Call {
 
 #[pymethods]
 impl Call {
-    /// Asks the core to end the call. Its result still comes through the queue, when the core no longer
-    /// touches the call's buffers.
+    /// Asks the core to end the call. Its result still comes through the queue, when the core no
+    /// longer touches the call's buffers.
     fn cancel(&self, py: Python<'_>) {
         if let (Some(store), Some(op)) = (self.store.upgrade(), self.op) {
             py.detach(|| store.store.cancel(op));

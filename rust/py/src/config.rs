@@ -86,7 +86,8 @@ pub(crate) fn read(
     StoreConfig::from_table(table, env).or_raise(fields.py())
 }
 
-/// Every field of the configuration with its default; `None` where the default depends on the machine.
+/// Every field of the configuration with its default; `None` where the default depends on the
+/// machine.
 #[pyfunction]
 pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     to_dict(py, &StoreConfig::default())

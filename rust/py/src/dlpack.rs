@@ -92,8 +92,8 @@ impl Context {
 
 /// The capsule that `__dlpack__` returns.
 ///
-/// A consumer that asks for no version cannot be told that memory is read-only, so it gets a copy or an
-/// error, as the standard says.
+/// A consumer that asks for no version cannot be told that memory is read-only, so it gets a copy
+/// or an error, as the standard says.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     lease: &Lease,
@@ -110,7 +110,7 @@ pub(crate) fn capsule<'py>(
     let bytes = lease.lease.slab(lease.slab);
     let memory = if copy {
         let copied = py.detach(|| {
-            let mut buf = AlignedBuf::new(bytes.len())?;
+            let mut buf = AlignedBuf::new(bytes.len().next_multiple_of(4096))?;
             buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
             Ok(buf)
         });
@@ -140,8 +140,8 @@ fn wrap<'py>(
     destructor: ffi::PyCapsule_Destructor,
 ) -> PyResult<Bound<'py, PyAny>> {
     let managed = NonNull::new(managed).expect("a box has an address");
-    // SAFETY: `managed` points to the structure that `name` stands for; the destructor frees it unless
-    // a consumer has renamed the capsule and with that taken it over.
+    // SAFETY: `managed` points to the structure that `name` stands for; the destructor frees it
+    // unless a consumer has renamed the capsule and with that taken it over.
     let capsule =
         unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed, name, Some(destructor)) }?;
     Ok(capsule.into_any())
@@ -150,7 +150,8 @@ fn wrap<'py>(
 /// # Safety
 /// `managed` came from `capsule` and is passed once.
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: both were made by `Box::into_raw` in `capsule`, and the standard calls a deleter once.
+    // SAFETY: both were made by `Box::into_raw` in `capsule`, and the standard calls a deleter
+    // once.
     unsafe {
         let managed = Box::from_raw(managed);
         drop(Box::from_raw(managed.context.cast::<Context>()));
@@ -172,8 +173,8 @@ unsafe extern "C" fn delete_legacy(managed: *mut ManagedLegacy) {
 /// # Safety
 /// `capsule` is the capsule being destroyed.
 unsafe fn unused(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
-    // SAFETY: the interpreter passes the live capsule and holds the GIL; the name is asked for first,
-    // so that no error is set.
+    // SAFETY: the interpreter passes the live capsule and holds the GIL; the name is asked for
+    // first, so that no error is set.
     unsafe {
         match ffi::PyCapsule_IsValid(capsule, name.as_ptr()) {
             1 => ffi::PyCapsule_GetPointer(capsule, name.as_ptr()),

@@ -115,7 +115,8 @@ impl Leases {
         view(py, lease, slab).map(Some)
     }
 
-    /// The lease of one slab as an object with the buffer protocol and DLPack, or `None` for a miss.
+    /// The lease of one slab as an object with the buffer protocol and DLPack, or `None` for a
+    /// miss.
     #[pyo3(signature = (index, slab=0))]
     fn dlpack(&self, index: isize, slab: usize) -> PyResult<Option<Lease>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
@@ -185,8 +186,8 @@ fn view<'py>(
 
 /// The lease of one slab: exports the buffer protocol and DLPack, read-only.
 ///
-/// Every view keeps it, and with it the block, pinned. The memory is mapped read-only: writing to it
-/// by whatever means ends the process with SIGSEGV and changes nothing that is served.
+/// Every view keeps it, and with it the block, pinned. The memory is mapped read-only: writing to
+/// it by whatever means ends the process with SIGSEGV and changes nothing that is served.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Lease {
     pub(crate) lease: Arc<tiered_kv::Lease>,
@@ -210,8 +211,8 @@ impl Lease {
         let this = slf.get();
         let bytes = this.lease.slab(this.slab);
         let len = ffi::Py_ssize_t::try_from(bytes.len()).expect("a slab is at most 4 GiB");
-        // SAFETY: the memory is pinned by the lease that `slf` holds, and the view holds `slf`. It is
-        // filled in as read-only; a request for a writable one is refused by the call itself.
+        // SAFETY: the memory is pinned by the lease that `slf` holds, and the view holds `slf`. It
+        // is filled in as read-only; a request for a writable one is refused by the call itself.
         let rc = unsafe {
             let at = bytes.as_ptr().cast_mut().cast();
             ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), at, len, 1, flags)

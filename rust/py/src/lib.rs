@@ -2,10 +2,10 @@
 //!
 //! The boundary between the interpreter and the core. Three rules hold everywhere:
 //!
-//! - A thread that holds the GIL may wait for the core's locks, for a core thread never waits for the
-//!   GIL while it holds one of them.
+//! - A thread that holds the GIL may wait for the core's locks, since a core thread never waits for
+//!   the GIL while it holds one of them.
 //! - Copies, checksums and waits happen without the GIL; calls that only look something up keep it.
-//! - A caller's buffer stays exported (`Py_buffer`) until the core has told that it is done with it.
+//! - A caller's buffer stays exported (`Py_buffer`) until the core has told that it is done.
 
 mod args;
 mod buffers;

@@ -1,11 +1,11 @@
 //! Namespace handles.
 
 use crate::args;
-use crate::buffers::Held;
+use crate::buffers::{self, Held};
 use crate::errors::{OrRaise, invalid};
 use crate::store::StoreRef;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyTuple};
 use std::collections::BTreeMap;
 use tiered_kv::{BlockKey, KvLayout, NamespaceSpec, key};
 
@@ -118,7 +118,8 @@ impl Namespace {
         Ok(pack(py, &keys))
     }
 
-    /// Packed keys of an engine's own hashes: packed ones of `width` bytes, or a list of any widths.
+    /// Packed keys of an engine's own hashes: packed ones of `width` bytes, or a sequence of any
+    /// widths.
     #[pyo3(signature = (packed, width=None))]
     fn keys_from_opaque<'py>(
         &self,
@@ -127,17 +128,20 @@ impl Namespace {
         width: Option<usize>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         const OP: &str = "keys_from_opaque";
-        let Ok(list) = packed.cast::<PyList>() else {
+        if buffers::is_buffer(packed) {
             let held = Held::one(OP, "packed", packed, false)?;
             let Some(width) = width else {
-                let remedy = "give the bytes of one hash, or pass a list of hashes";
+                let remedy = "give the bytes of one hash, or pass a sequence of hashes";
                 return Err(invalid(py, OP, format!("`width` is missing: {remedy}")));
             };
             return Ok(pack(py, &self.inner.keys_from_opaque(held.bytes(), width).or_raise(py)?));
-        };
-        let mut keys = Vec::with_capacity(list.len());
-        for (index, item) in list.iter().enumerate() {
-            let held = Held::one(OP, &format!("packed[{index}]"), &item, false)?;
+        }
+        let items = packed.try_iter().map_err(|_| {
+            invalid(py, OP, "`packed` is neither a buffer nor a sequence of them: pass hashes")
+        })?;
+        let mut keys = Vec::new();
+        for (index, item) in items.enumerate() {
+            let held = Held::one(OP, &format!("packed[{index}]"), &item?, false)?;
             if width.is_some_and(|width| width != held.bytes().len()) {
                 let (len, width) = (held.bytes().len(), width.unwrap_or_default());
                 let context = format!("`packed[{index}]` holds {len} bytes, not `width` = {width}");

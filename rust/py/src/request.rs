@@ -37,7 +37,8 @@ impl ContextArgs {
 
 #[pymethods]
 impl Request {
-    /// The request uses these blocks; `position` is the first one's place in the sequence, in blocks.
+    /// The request uses these blocks; `position` is the first one's place in the sequence, in
+    /// blocks.
     #[pyo3(signature = (ns, keys, position=0))]
     fn observe(&self, ns: &Namespace, keys: &Bound<'_, PyAny>, position: u64) -> PyResult<()> {
         if ns.store != self.store {

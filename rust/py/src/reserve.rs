@@ -177,8 +177,8 @@ impl ReservedSlab {
             return Err(PyBufferError::new_err("the reservation was published or abandoned"));
         };
         let len = ffi::Py_ssize_t::try_from(bytes.len()).expect("a slab is at most 4 GiB");
-        // SAFETY: the slot is this reservation's alone and stays so while `exports` is not 0; nothing
-        // in Rust reads or writes it meanwhile. The view holds `slf`, and that the state.
+        // SAFETY: the slot is this reservation's alone and stays so while `exports` is not 0;
+        // nothing in Rust reads or writes it meanwhile. The view holds `slf`, and that the state.
         let rc = unsafe {
             let at = bytes.as_mut_ptr().cast();
             ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), at, len, 0, flags)

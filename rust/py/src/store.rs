@@ -61,6 +61,19 @@ impl Store {
         }
         self.check_open(py, op)
     }
+
+    fn check_request(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        req: Option<&Request>,
+    ) -> PyResult<()> {
+        if req.is_some_and(|req| req.store != self.shared.number) {
+            let remedy = "begin it in this one";
+            return Err(invalid(py, op, format!("`req` belongs to another store: {remedy}")));
+        }
+        Ok(())
+    }
 }
 
 #[pymethods]
@@ -116,6 +129,7 @@ impl Store {
         queue: Option<&CompletionQueue>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get", ns)?;
+        self.check_request(py, "get", req)?;
         let keys = args::keys("get", keys)?;
         let timeout = args::timeout(py, "get", timeout)?;
         let options = GetOptions { timeout, in_request: req.is_some() };
@@ -141,6 +155,7 @@ impl Store {
         queue: Option<&CompletionQueue>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
+        self.check_request(py, "get_into", req)?;
         let keys = args::keys("get_into", keys)?;
         let timeout = args::timeout(py, "get_into", timeout)?;
         let wanted = wanted("get_into", ns, true);
@@ -213,7 +228,8 @@ impl Store {
         Ok(Reservation::new(inner, &self.shared, ns.inner.layout().slabs()))
     }
 
-    /// Makes a reservation's blocks visible; checksums are computed on this thread, without the GIL.
+    /// Makes a reservation's blocks visible; checksums are computed on this thread, without the
+    /// GIL.
     fn publish(&self, py: Python<'_>, reservation: &Reservation) -> PyResult<PutReport> {
         self.check_open(py, "publish")?;
         let taken = reservation.take(py, &self.shared)?;

@@ -18,6 +18,8 @@ impl Store {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         stats.dram.hits += load(&fast.dram_hits);
         stats.dram.hit_bytes += load(&fast.dram_hit_bytes);
+        stats.nvme.hits += load(&fast.nvme_hits);
+        stats.nvme.hit_bytes += load(&fast.nvme_hit_bytes);
         stats.requested = load(&fast.requested);
         for (name, count) in &mut stats.misses {
             *count += match *name {

@@ -85,11 +85,13 @@ impl Counters {
     }
 }
 
-/// Hits and misses of calls that the read index answered alone.
+/// Hits of leases, and misses that no machine saw.
 #[derive(Debug, Default)]
 pub(crate) struct FastCounters {
     pub(crate) dram_hits: AtomicU64,
     pub(crate) dram_hit_bytes: AtomicU64,
+    pub(crate) nvme_hits: AtomicU64,
+    pub(crate) nvme_hit_bytes: AtomicU64,
     pub(crate) absent: AtomicU64,
     pub(crate) lease_cap: AtomicU64,
     pub(crate) accesses_dropped: AtomicU64,
@@ -100,6 +102,22 @@ pub(crate) struct FastCounters {
 impl FastCounters {
     pub(crate) fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// A lease of so many bytes, or why there is none; all but the cap the machine has counted.
+    pub(crate) fn leased(&self, source: Tier, lease: Result<u64, &MissReason>) {
+        let (hits, hit_bytes) = match source {
+            Tier::Nvme => (&self.nvme_hits, &self.nvme_hit_bytes),
+            _ => (&self.dram_hits, &self.dram_hit_bytes),
+        };
+        match lease {
+            Ok(bytes) => {
+                Self::add(hits, 1);
+                Self::add(hit_bytes, bytes);
+            }
+            Err(MissReason::LeaseCap) => Self::add(&self.lease_cap, 1),
+            Err(_) => {}
+        }
     }
 }
 

@@ -144,8 +144,8 @@ impl Store {
                 let lease = item
                     .result
                     .and_then(|resident| budget.lease(resident).ok_or(MissReason::LeaseCap));
-                if let (Err(MissReason::LeaseCap), Some(core)) = (&lease, core.upgrade()) {
-                    FastCounters::add(&core.fast.lease_cap, 1);
+                if let Some(core) = core.upgrade() {
+                    core.fast.leased(item.source, lease.as_ref().map(|l| l.bytes()));
                 }
                 leases.items.push(lease);
             }

@@ -162,10 +162,11 @@ enum Paths {
 }
 
 fn de_paths<'de, D: Deserializer<'de>>(de: D) -> std::result::Result<Vec<PathBuf>, D::Error> {
-    Ok(match Paths::deserialize(de)? {
-        Paths::One(path) => vec![path],
-        Paths::Many(paths) => paths,
-    })
+    match Paths::deserialize(de) {
+        Ok(Paths::One(path)) => Ok(vec![path]),
+        Ok(Paths::Many(paths)) => Ok(paths),
+        Err(_) => Err(serde::de::Error::custom("is not a directory or a list of them: give text")),
+    }
 }
 
 impl StoreConfig {
@@ -326,8 +327,14 @@ fn is_field(name: &str) -> bool {
     StoreConfig::field_names().iter().any(|field| field == name)
 }
 
+/// The parser's message, with the field that it is about in front.
 fn unreadable(e: toml::de::Error) -> Error {
-    Error::new(ErrorKind::Config, "config", e.to_string().trim_end().to_owned())
+    let text = e.to_string();
+    let text = text.trim_end();
+    match text.rsplit_once("\nin `") {
+        Some((what, field)) => bad(field.trim_end_matches('`'), what),
+        None => Error::new(ErrorKind::Config, "config", text),
+    }
 }
 
 /// An environment value as TOML: a number or truth value where it reads as one, else text.

@@ -291,7 +291,9 @@ impl Machine {
                 State::Loading | State::Copying(_) => unreachable!("every block is settled"),
             };
             match &result {
-                Ok(_) => self.counters.hit(source, block_bytes),
+                // A lease counts as a hit when it is made: it may still be beyond the cap.
+                Ok(Some(_)) => {}
+                Ok(None) => self.counters.hit(source, block_bytes),
                 Err(reason) => self.counters.missed(*reason),
             }
             match result {
