@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    AlignedBuf, Arena, ArenaConfig, BlockingEngine, DirLock, Disk, FileId, IoDone, WorkerPool,
-    memory_limit_bytes,
+    AlignedBuf, Arena, ArenaConfig, DirLock, Disk, EngineConfig, FileId, IoDone, UringConfig,
+    WorkerPool, choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
 use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
@@ -97,7 +97,12 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     }
     let recover_s = recover.elapsed().as_secs_f64();
     let budget = LeaseBudget::new(part(config.max_leased_fraction));
-    let core = start(config, seams, machine, index, budget, drive.as_ref(), hasher)?;
+    let core = make_core(config, seams, machine, index, budget, drive.as_ref(), hasher)?;
+    if let Some(drive) = &drive {
+        start_engine(config, seams, &core, drive, &arena)?;
+    }
+    let weak = Arc::downgrade(&core);
+    seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
     let total_s = begin.elapsed().as_secs_f64();
     Ok(Opened { core, drive, arena, times: OpenTimes { total_s, populate_s, recover_s } })
 }
@@ -123,7 +128,7 @@ fn open_arena(memory: &Geometry, config: &StoreConfig) -> Result<Arc<Arena>> {
     Arena::new(arena)
 }
 
-fn start(
+fn make_core(
     config: &StoreConfig,
     seams: &Seams,
     machine: Machine,
@@ -132,10 +137,9 @@ fn start(
     drive: Option<&Drive>,
     hasher: KeyHasher,
 ) -> Result<Arc<Core>> {
-    let threads = seams.threads.as_ref();
-    let copies = WorkerPool::new("tkv-copy", config.copy_threads, threads)?;
+    let copies = WorkerPool::new("tkv-copy", config.copy_threads, seams.threads.as_ref())?;
     let io = drive.map(|d| IoBridge::new(d.geometry.segment_bytes));
-    let core = Arc::new(Core::new(CoreParts {
+    Ok(Arc::new(Core::new(CoreParts {
         machine,
         index,
         budget,
@@ -144,23 +148,36 @@ fn start(
         copies,
         copy_threads: config.copy_threads,
         hasher,
-    }));
-    if let (Some(drive), Some(io)) = (drive, &core.io) {
-        let weak = Arc::downgrade(&core);
-        let on_done = Arc::new(move |done: IoDone| {
-            if let Some(core) = weak.upgrade()
-                && let Some(io) = &core.io
-            {
-                io.done(&weak, done);
-            }
-        });
-        let disk = drive.disk.clone();
-        let (loads, stores) = (config.load_threads, config.store_threads);
-        io.set_engine(Box::new(BlockingEngine::new(disk, threads, loads, stores, on_done)?));
-    }
-    let weak = Arc::downgrade(&core);
-    seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
-    Ok(core)
+    })))
+}
+
+fn start_engine(
+    config: &StoreConfig,
+    seams: &Seams,
+    core: &Arc<Core>,
+    drive: &Drive,
+    arena: &Arc<Arena>,
+) -> Result<()> {
+    let Some(io) = &core.io else { return Ok(()) };
+    let weak = Arc::downgrade(core);
+    let on_done = Arc::new(move |done: IoDone| {
+        if let Some(core) = weak.upgrade()
+            && let Some(io) = &core.io
+        {
+            io.done(&weak, done);
+        }
+    });
+    let wanted = EngineConfig {
+        backend: config.io_backend,
+        load_threads: config.load_threads,
+        store_threads: config.store_threads,
+        uring: UringConfig::default(),
+    };
+    let disk = drive.disk.clone();
+    let (engine, reason) = choose_engine(&wanted, disk, arena, seams.threads.as_ref(), on_done)?;
+    tracing::info!(reason, "I/O backend");
+    io.set_engine(engine);
+    Ok(())
 }
 
 fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> {

@@ -11,7 +11,7 @@ pub mod namespace;
 pub mod record;
 pub mod tier;
 
-pub use config::{OnFormatMismatch, StoreConfig};
+pub use config::{IoBackend, OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};
 pub use layout::{KvLayout, MAX_SLABS};
