@@ -53,7 +53,7 @@ fn damaged(damage: impl Fn(&mut Vec<u8>)) -> (tempfile::TempDir, Arc<Store>, Vec
     drop(store);
     for entry in std::fs::read_dir(dir.path().join("kv")).expect("a directory") {
         let path = entry.expect("an entry").path();
-        if path.extension().is_some_and(|e| e == "tkv") && !path.ends_with("superblock.tkv") {
+        if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("segment-")) {
             let mut bytes = std::fs::read(&path).expect("a segment");
             damage(&mut bytes);
             std::fs::write(&path, bytes).expect("a segment");

@@ -80,6 +80,8 @@ pub struct DriveHealth {
     pub path: std::path::PathBuf,
     /// Whether it works.
     pub state: DriveState,
+    /// Which I/O backend serves it, and why; empty where it is lost.
+    pub backend: String,
     /// How its files are opened, or why it is lost.
     pub reason: String,
     /// Its identity, empty where it is lost.
@@ -93,6 +95,8 @@ pub struct Health {
     pub open: bool,
     /// I/O backend in use.
     pub backend: String,
+    /// Why it is in use and not another, and what it could register.
+    pub backend_reason: String,
     /// Whether files bypass the page cache.
     pub direct: bool,
     /// Why they do or do not.

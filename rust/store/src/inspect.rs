@@ -46,6 +46,7 @@ impl Store {
         Health {
             open: !self.core.is_closed(),
             backend: self.core.io.first().map_or("none", |io| io.backend()).to_owned(),
+            backend_reason: self.core.io.first().map(|io| io.describe()).unwrap_or_default(),
             direct: disk.is_some_and(|d| d.is_direct()),
             direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
             drive_paused: paused.contains(&true),
@@ -56,14 +57,18 @@ impl Store {
     }
 
     fn drives_health(&self, paused: &[bool]) -> Vec<DriveHealth> {
-        let there = self.drives.iter().zip(paused).map(|(drive, paused)| DriveHealth {
-            path: drive.path.clone(),
-            state: if *paused { DriveState::Paused } else { DriveState::Working },
-            reason: drive.disk.direct_reason(),
-            store_id: drive.store_id(),
-        });
+        let bridges = self.core.io.iter();
+        let there =
+            self.drives.iter().zip(paused).zip(bridges).map(|((drive, paused), io)| DriveHealth {
+                backend: io.describe(),
+                path: drive.path.clone(),
+                state: if *paused { DriveState::Paused } else { DriveState::Working },
+                reason: drive.disk.direct_reason(),
+                store_id: drive.store_id(),
+            });
         let lost = self.lost.iter().map(|(path, err)| DriveHealth {
             path: path.clone(),
+            backend: String::new(),
             state: DriveState::Lost,
             reason: err.to_string(),
             store_id: String::new(),

@@ -102,6 +102,11 @@ impl IoBridge {
         self.engine.get().map_or("none", |engine| engine.name())
     }
 
+    /// Which backend serves the drive, and why it and not another.
+    pub(crate) fn describe(&self) -> String {
+        self.engine.get().map_or_else(String::new, |engine| engine.describe())
+    }
+
     pub(crate) fn close(&self) {
         if let Some(engine) = self.engine.get() {
             engine.close();

@@ -10,7 +10,10 @@ use crate::seams::Seams;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use tiered_kv_io::{Arena, ArenaConfig, BlockingEngine, IoDone, WorkerPool, memory_limit_bytes};
+use tiered_kv_io::{
+    Arena, ArenaConfig, EngineConfig, IoDone, UringConfig, WorkerPool, choose_engine,
+    memory_limit_bytes,
+};
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
 
@@ -75,7 +78,12 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     recover(&drives, lost.is_empty(), &mut machine, seams)?;
     let recover_s = recovery.elapsed().as_secs_f64();
     let budget = LeaseBudget::new(part(config.max_leased_fraction));
-    let core = start(config, seams, machine, index, budget, &drives, hasher)?;
+    let core = make_core(config, seams, machine, index, budget, &drives, hasher)?;
+    for (number, drive) in drives.iter().enumerate() {
+        start_engine(config, seams, &core, number, drive, &arena)?;
+    }
+    let weak = Arc::downgrade(&core);
+    seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
     let total_s = begin.elapsed().as_secs_f64();
     Ok(Opened { core, drives, lost, arena, times: OpenTimes { total_s, populate_s, recover_s } })
 }
@@ -101,7 +109,7 @@ fn open_arena(memory: &Geometry, config: &StoreConfig) -> Result<Arc<Arena>> {
     Arena::new(arena)
 }
 
-fn start(
+fn make_core(
     config: &StoreConfig,
     seams: &Seams,
     machine: Machine,
@@ -110,12 +118,11 @@ fn start(
     drives: &[Drive],
     hasher: KeyHasher,
 ) -> Result<Arc<Core>> {
-    let threads = seams.threads.as_ref();
-    let copies = WorkerPool::new("tkv-copy", config.copy_threads, threads)?;
+    let copies = WorkerPool::new("tkv-copy", config.copy_threads, seams.threads.as_ref())?;
     let bridge =
         |(number, d): (DriveId, &Drive)| IoBridge::new(number, d.geometry.segment_bytes, d.journal);
     let io = (0..).zip(drives).map(bridge).collect();
-    let core = Arc::new(Core::new(CoreParts {
+    Ok(Arc::new(Core::new(CoreParts {
         machine,
         index,
         budget,
@@ -124,21 +131,34 @@ fn start(
         copies,
         copy_threads: config.copy_threads,
         hasher,
-    }));
-    for (number, (drive, io)) in drives.iter().zip(&core.io).enumerate() {
-        let weak = Arc::downgrade(&core);
-        let on_done = Arc::new(move |done: IoDone| {
-            if let Some(core) = weak.upgrade() {
-                core.io[number].done(&weak, done);
-            }
-        });
-        let disk = drive.disk.clone();
-        let (loads, stores) = (config.load_threads, config.store_threads);
-        io.set_engine(Box::new(BlockingEngine::new(disk, threads, loads, stores, on_done)?));
-    }
-    let weak = Arc::downgrade(&core);
-    seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
-    Ok(core)
+    })))
+}
+
+fn start_engine(
+    config: &StoreConfig,
+    seams: &Seams,
+    core: &Arc<Core>,
+    number: usize,
+    drive: &Drive,
+    arena: &Arc<Arena>,
+) -> Result<()> {
+    let weak = Arc::downgrade(core);
+    let on_done = Arc::new(move |done: IoDone| {
+        if let Some(core) = weak.upgrade() {
+            core.io[number].done(&weak, done);
+        }
+    });
+    let wanted = EngineConfig {
+        backend: config.io_backend,
+        load_threads: config.load_threads,
+        store_threads: config.store_threads,
+        uring: UringConfig::default(),
+    };
+    let disk = drive.disk.clone();
+    let (engine, reason) = choose_engine(&wanted, disk, arena, seams.threads.as_ref(), on_done)?;
+    tracing::info!(reason, dir = %drive.path.display(), "I/O backend");
+    core.io[number].set_engine(engine);
+    Ok(())
 }
 
 /// Opens every drive that is there. With several drives, one that is missing or broken is lost, and

@@ -27,6 +27,19 @@ pub enum OnFormatMismatch {
     Reset,
 }
 
+/// Who reads and writes the drives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoBackend {
+    /// io_uring where it can be had, else threads that block.
+    #[default]
+    Auto,
+    /// io_uring, or refuse to open.
+    IoUring,
+    /// Threads that block in the operating system's calls.
+    Blocking,
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -62,9 +75,11 @@ pub struct StoreConfig {
     pub on_format_mismatch: OnFormatMismatch,
     /// Entries that the event log keeps.
     pub event_log_entries: usize,
-    /// Threads that serve loads.
+    /// Who reads and writes the drives: `auto`, `io_uring` or `blocking`.
+    pub io_backend: IoBackend,
+    /// Threads that serve loads, with the blocking backend.
     pub load_threads: usize,
-    /// Threads that write to the drives.
+    /// Threads that write to the drives, with the blocking backend.
     pub store_threads: usize,
     /// Threads that copy and check payloads.
     pub copy_threads: usize,
@@ -88,6 +103,7 @@ impl Default for StoreConfig {
             close_timeout_s: 60.0,
             on_format_mismatch: OnFormatMismatch::Error,
             event_log_entries: 65_536,
+            io_backend: IoBackend::Auto,
             load_threads: 2,
             store_threads: 1,
             copy_threads: 2,

@@ -13,7 +13,7 @@ pub mod record;
 pub mod tier;
 pub mod tombstone;
 
-pub use config::{OnFormatMismatch, StoreConfig};
+pub use config::{IoBackend, OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};
 pub use layout::{KvLayout, MAX_SLABS};
