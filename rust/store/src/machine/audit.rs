@@ -100,7 +100,12 @@ impl Machine {
         for (_, block) in self.table.iter().filter(|(_, b)| !b.doomed) {
             let Some(parent) = block.parent else { continue };
             let parent = Self::full(block.key.ns, parent);
-            orphans += u64::from(self.table.id(&parent).is_none());
+            let above = self.table.id(&parent).and_then(|id| self.table.get(id));
+            let orphan = above.is_none_or(|above| above.orphan);
+            orphans += u64::from(orphan);
+            if orphan != block.orphan {
+                audit.faults.push(format!("{:?}: orphan is {}", block.key, block.orphan));
+            }
             let count = children.entry(parent).or_default();
             count.0 += u32::from(block.in_dram);
             count.1 += u32::from(block.drive != OnDrive::None);

@@ -7,6 +7,7 @@ use super::{BlockId, DriveId, Machine, SlotId};
 use crate::log::LogKind;
 use crate::resident::Filling;
 use smallvec::SmallVec;
+use tiered_kv_policy::Standing;
 use tiered_kv_types::{MissReason, Tier, round_up_to_page};
 
 /// Most blocks that one allocation evicts to empty a segment of another size class.
@@ -197,12 +198,12 @@ impl Machine {
             self.leave_drive(id);
         }
         let parent = self.table.parent_of(id);
-        self.table.unmap(id);
+        let orphans = self.table.unmap(id);
         if !(writing || loading) {
             self.table.forget(id);
         }
-        if let Some(parent) = parent {
-            self.refresh(parent);
+        for id in orphans.into_iter().chain(parent) {
+            self.refresh(id);
         }
         for (op, item) in waiters {
             self.load_missed.push((op, item, reason));
@@ -230,15 +231,23 @@ impl Machine {
     }
 
     /// Tells the policy whether the block may be evicted: a clean leaf that nothing is in flight
-    /// on.
+    /// on. A held block does not leave its last tier.
     pub(super) fn refresh(&mut self, id: BlockId) {
         let Some(block) = self.table.get(id) else { return };
         let kin = self.table.kin(&block.key);
         let idle = block.dirty.is_none() && !block.doomed;
-        let dram = idle && block.in_dram && kin.dram == 0;
-        let drive = idle && block.is_durable() && block.load.is_none() && kin.drive == 0;
-        self.policy.set_candidate(Tier::Dram, id, dram);
-        self.policy.set_candidate(Tier::Nvme, id, drive);
+        let durable = block.is_durable();
+        let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
+        let drive = idle && durable && block.load.is_none() && kin.drive == 0;
+        let drive = drive && (block.holds == 0 || block.in_dram);
+        let orphan = block.orphan;
+        let standing = |may: bool| match (may, orphan) {
+            (false, _) => Standing::Kept,
+            (true, true) => Standing::Orphan,
+            (true, false) => Standing::Candidate,
+        };
+        self.policy.set_standing(Tier::Dram, id, standing(dram));
+        self.policy.set_standing(Tier::Nvme, id, standing(drive));
     }
 
     pub(super) fn refresh_with_parent(&mut self, id: BlockId) {

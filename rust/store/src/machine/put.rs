@@ -1,6 +1,6 @@
 //! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
 
-use super::table::{Block, OnDrive};
+use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
@@ -201,14 +201,18 @@ impl Machine {
             home: 0,
             dirty: None,
             load: None,
+            holds: 0,
+            orphan: false,
+            siblings: Siblings::default(),
             doomed: false,
         };
         let bytes = block.bytes();
-        let id = self.table.insert(block);
+        let (id, adopted) = self.table.insert(block);
         self.enter_memory(id, filled);
         if !self.drives.is_empty() {
             self.make_dirty(id);
         }
+        adopted.into_iter().for_each(|id| self.refresh(id));
         self.counters.put_stored += 1;
         self.counters.put_bytes += bytes;
         published.push(id);

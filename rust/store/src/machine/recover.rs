@@ -4,7 +4,7 @@
 //! all the parts of its block; the newest generation of a key wins. Payloads are verified on first
 //! read.
 
-use super::table::{Block, OnDrive};
+use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, DriveId, FoundSegment, Machine, SlotId};
 use crate::index::FullKey;
 use smallvec::SmallVec;
@@ -163,11 +163,15 @@ impl Machine {
             home,
             dirty: None,
             load: None,
+            holds: 0,
+            orphan: false,
+            siblings: Siblings::default(),
             doomed: false,
         };
         let (key, info) = (block.key, block.info);
         let bytes = block.bytes();
-        let id = self.table.insert(block);
+        // Everything is refreshed once all blocks are back.
+        let (id, _) = self.table.insert(block);
         self.index.update(&key, |entry| {
             entry.block = Some(id);
             entry.info = info;
