@@ -1,6 +1,7 @@
 //! What the calls of the request path ask for and answer.
 
 use crate::index::Residency;
+use crate::machine::HoldId;
 use crate::resident::Lease;
 use std::time::Duration;
 use tiered_kv_types::{BlockInfo, MissReason, Tier};
@@ -47,6 +48,8 @@ pub struct Lookup {
 pub struct GetOptions {
     /// How long to wait for loads; the configuration's `load_timeout_s` where absent.
     pub timeout: Option<Duration>,
+    /// A hold of these blocks, which ends with the get.
+    pub hold: Option<HoldId>,
     /// The get belongs to an open [`Request`], which counts its accesses.
     pub in_request: bool,
 }

@@ -259,6 +259,11 @@ fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId
 }
 
 impl Drive {
+    /// Bytes of all segments.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        u64::from(self.geometry.segments) * self.geometry.segment_bytes
+    }
+
     pub(crate) fn parts(&self) -> DriveParts {
         DriveParts { store: self.superblock.store, geometry: self.geometry }
     }

@@ -58,9 +58,12 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let index = Arc::new(ReadIndex::new(seams.entropy.next_u64()));
     let capacity = arena.capacity_bytes();
     let part = |fraction: f64| (capacity as f64 * fraction) as u64;
+    let drive_bytes: u64 = drives.iter().map(Drive::slot_bytes).sum();
     let limits = Limits {
         dirty_high_bytes: part(config.dirty_high_fraction),
         load_high_bytes: config.max_load_bytes,
+        held_high_bytes: (capacity + drive_bytes) / 2,
+        dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
     };
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),

@@ -131,6 +131,9 @@ impl Store {
         self.check_open("get")?;
         FastCounters::add(&self.core.fast.requested, keys.len() as u64);
         if let Some(leases) = self.get_resident(ns, keys, options) {
+            if let Some(hold) = options.hold {
+                self.core.drive([Event::Release { hold }]);
+            }
             done(leases);
             return Ok(None);
         }
@@ -165,7 +168,8 @@ impl Store {
     ) -> OpId {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
         let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
-        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, into, count })
+        let hold = options.hold;
+        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, into, count, hold })
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
@@ -300,8 +304,10 @@ impl Store {
         let deadline = self.deadline(options.timeout, self.config.put_timeout_s);
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_put()));
         let call = Call { reply, source: Some(source), buffers: Vec::new() };
+        let wait = options.wait.map_or(0, |wait| self.deadline(Some(wait), 0.0));
         let ns = ns.number;
-        Ok(self.core.submit(call, |op| Event::Put { op, ns, items, deadline }))
+        let event = |op| Event::Put { op, ns, items, deadline, wait_until: wait };
+        Ok(self.core.submit(call, event))
     }
 
     pub(crate) fn put_items(

@@ -60,6 +60,8 @@ pub struct StoreConfig {
     pub max_leased_fraction: f64,
     /// Part of T1 that may wait to be written to T3; beyond it a `put` is throttled.
     pub dirty_high_fraction: f64,
+    /// Part of T1 that must be left waiting before puts are taken again after that.
+    pub dirty_low_fraction: f64,
     /// Bytes that may be loading from a drive at once; beyond it a `get` is a miss.
     #[serde(deserialize_with = "de_size")]
     pub max_load_bytes: u64,
@@ -96,6 +98,7 @@ impl Default for StoreConfig {
             segment_bytes: None,
             max_leased_fraction: 0.5,
             dirty_high_fraction: 0.75,
+            dirty_low_fraction: 0.5,
             max_load_bytes: 1 << 30,
             load_timeout_s: 10.0,
             put_timeout_s: 30.0,
@@ -259,6 +262,7 @@ impl StoreConfig {
         for (field, value) in [
             ("max_leased_fraction", self.max_leased_fraction),
             ("dirty_high_fraction", self.dirty_high_fraction),
+            ("dirty_low_fraction", self.dirty_low_fraction),
         ] {
             if !(value > 0.0 && value <= 1.0) {
                 return Err(bad(field, format!("is {value}: give a part of 1, over 0")));

@@ -137,6 +137,8 @@ impl Machine {
             orphans: self.table.orphans(),
             blocks: self.table.len() as u64,
             calls: self.ops.len() as u64,
+            holds: self.holds.len() as u64,
+            held_bytes: self.holds.bytes,
             ..crate::stats::Stats::default()
         };
         stats.dram.capacity_bytes = self.memory.capacity_bytes();

@@ -1,6 +1,6 @@
 //! What goes into the state machine and what comes out of it.
 
-use crate::machine::{DeleteReport, Doomed, DriveId};
+use crate::machine::{DeleteReport, Doomed, DriveId, HoldId};
 use crate::resident::{Filled, Filling, Resident};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -86,6 +86,7 @@ pub(crate) enum Outcome {
     Flush(FlushReport),
     Reserved(Vec<Result<Filling, PutStatus>>),
     Deleted(DeleteReport),
+    Held(HoldId, Vec<bool>),
     /// Blocks that were dropped undurable.
     Closed(u64),
 }
@@ -117,6 +118,8 @@ pub(crate) enum Event {
         ns: u32,
         items: Vec<PutItem>,
         deadline: Nanos,
+        /// Until when a block that is throttled waits for room.
+        wait_until: Nanos,
     },
     CopiedIn {
         op: OpId,
@@ -140,6 +143,20 @@ pub(crate) enum Event {
         deadline: Nanos,
         into: bool,
         count: bool,
+        hold: Option<HoldId>,
+    },
+    Hold {
+        op: OpId,
+        ns: u32,
+        keys: Vec<BlockKey>,
+        expires: Nanos,
+    },
+    Release {
+        hold: HoldId,
+    },
+    Prefetch {
+        ns: u32,
+        keys: Vec<BlockKey>,
     },
     CopiedOut {
         op: OpId,

@@ -13,6 +13,7 @@ mod drive;
 mod evict;
 mod flush;
 mod get;
+mod hold;
 mod message;
 mod offload;
 mod put;
@@ -24,6 +25,7 @@ pub use audit::Audit;
 pub use delete::DeleteReport;
 pub(crate) use delete::Doomed;
 pub(crate) use drive::DriveId;
+pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
 
@@ -50,6 +52,8 @@ use tiered_kv_types::{KvLayout, NamespaceId, round_up_to_page};
 pub(crate) struct Limits {
     pub(crate) dirty_high_bytes: u64,
     pub(crate) load_high_bytes: u64,
+    pub(crate) held_high_bytes: u64,
+    pub(crate) dirty_low_bytes: u64,
 }
 
 /// What the machine works on and shares with its drivers.
@@ -118,6 +122,11 @@ pub(crate) struct Machine {
     dram_blocks: u64,
     nvme_blocks: u64,
     flushes: BTreeSet<OpId>,
+    holds: hold::Holds,
+    /// Puts with blocks that wait for room.
+    waiting_puts: BTreeSet<OpId>,
+    /// Dirty bytes rose above the high mark and have not yet fallen below the low one.
+    throttling: bool,
     /// Blocks that will not become durable and that no flush has reported yet.
     undurable_unreported: u64,
     closing: Option<OpId>,
@@ -158,6 +167,9 @@ impl Machine {
             dram_blocks: 0,
             nvme_blocks: 0,
             flushes: BTreeSet::new(),
+            holds: hold::Holds::default(),
+            waiting_puts: BTreeSet::new(),
+            throttling: false,
             undurable_unreported: 0,
             closing: None,
             load_missed: Vec::new(),
@@ -184,6 +196,8 @@ impl Machine {
             self.handle(event, out);
         }
         self.expire(out);
+        self.expire_holds();
+        self.retry_puts(out);
         self.settle_missed(out);
         self.pump_journal(out);
         self.pump_offload(out);
@@ -200,13 +214,18 @@ impl Machine {
 
     fn handle(&mut self, event: Event, out: &mut Vec<Command>) {
         match event {
-            Event::Put { op, ns, items, deadline } => self.put(op, ns, items, deadline, out),
+            Event::Put { op, ns, items, deadline, wait_until } => {
+                self.put(op, PutOp::new(ns, items, deadline, wait_until), out);
+            }
             Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
             Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
             Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
-            Event::Get { op, ns, keys, deadline, into, count } => {
-                self.get(op, GetOp::new(ns, keys, deadline, into, count), out);
+            Event::Get { op, ns, keys, deadline, into, count, hold } => {
+                self.get(op, GetOp::new(ns, keys, deadline, into, count, hold), out);
             }
+            Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
+            Event::Release { hold } => self.release(hold),
+            Event::Prefetch { ns, keys } => self.prefetch(ns, &keys, out),
             Event::CopiedOut { op, item, intact } => self.copied_out(op, item, intact, out),
             Event::LoadDone { block, result } => self.load_done(block, result, out),
             Event::SegmentReady { drive, segment, result } => {
@@ -259,7 +278,13 @@ impl Machine {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
         let retries = self.drives.iter().filter_map(Drive::retry_at);
         let journal = self.journal.retry_at().filter(|at| *at > self.now.mono);
-        timer.into_iter().chain(retries).chain(journal).min()
+        timer
+            .into_iter()
+            .chain(self.holds.next_expiry())
+            .chain(self.next_wait())
+            .chain(retries)
+            .chain(journal)
+            .min()
     }
 
     /// The number of a namespace, met before or not.

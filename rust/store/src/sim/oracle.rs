@@ -10,6 +10,8 @@ use tiered_kv_types::{BlockKey, MissReason, Tier};
 struct Known {
     /// Every payload that an acknowledged put stored.
     stored: BTreeSet<u64>,
+    /// Payloads of puts that were begun.
+    offered: BTreeSet<u64>,
     /// The one that must be returned, since it was acknowledged and nothing has happened to it.
     current: Option<u64>,
     /// Log number from which an event can explain that it is gone.
@@ -34,6 +36,21 @@ fn removes(kind: LogKind) -> bool {
 }
 
 impl Oracle {
+    /// A put may make this payload visible at any moment from now on.
+    pub(super) fn offered(&mut self, key: BlockKey, version: u64) {
+        self.keys.entry(key).or_default().offered.insert(version);
+    }
+
+    /// A put that waited became visible at some moment before it was acknowledged: of what is current
+    /// nothing is known then.
+    pub(super) fn stored_some_time(&mut self, key: BlockKey, version: u64, at: u64) {
+        let known = self.keys.entry(key).or_default();
+        known.stored.insert(version);
+        known.at = at;
+        known.current = None;
+        self.durable.remove(&key);
+    }
+
     pub(super) fn stored(&mut self, key: BlockKey, version: u64, log: u64, at: u64) {
         let known = self.keys.entry(key).or_default();
         known.stored.insert(version);
@@ -78,7 +95,10 @@ impl Oracle {
         let known = self.keys.get_mut(&key).expect("only stored keys return bytes");
         let buried = known.buried.get(&version).is_some_and(|at| *at < asked);
         assert!(!buried, "{key:?}: a deleted payload came back");
-        assert!(known.stored.contains(&version), "{key:?}: a payload that was never stored");
+        assert!(known.offered.contains(&version), "{key:?}: a payload that was never stored");
+        if !known.stored.contains(&version) {
+            return;
+        }
         if let Some(current) = known.current
             && known.at < asked
         {

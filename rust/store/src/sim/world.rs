@@ -5,8 +5,8 @@ use crate::directory::{found_segments, open_journal, read_journal};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::io::{JOURNAL, segment_name, verify};
 use crate::machine::{
-    Command, Doomed, DriveParts, Event, Geometry, Limits, LoadFault, Machine, Now, OpId, Outcome,
-    Parts, PutItem, PutStatus,
+    Command, Doomed, DriveParts, Event, Geometry, HoldId, Limits, LoadFault, Machine, Now, OpId,
+    Outcome, Parts, PutItem, PutStatus,
 };
 use crate::resident::{FreedSlots, Resident};
 use std::collections::BTreeMap;
@@ -25,10 +25,11 @@ const JOURNAL_PAGES: u64 = 4;
 
 /// A call in progress and what it was made with.
 enum Call {
-    Put { keys: Vec<BlockKey>, versions: Vec<u64>, ns: u32 },
+    Put { keys: Vec<BlockKey>, versions: Vec<u64>, ns: u32, waits: bool },
     Get { keys: Vec<BlockKey>, ns: u32, copied: BTreeMap<usize, Vec<u8>>, asked: u64 },
     Flush { keys: Vec<BlockKey>, asked: u64 },
     Delete { ns: u32, doomed: Doomed, asked: Now },
+    Hold,
 }
 
 pub(super) struct World {
@@ -40,6 +41,7 @@ pub(super) struct World {
     pending: Vec<Command>,
     calls: BTreeMap<OpId, Call>,
     leases: Vec<(BlockKey, u64, Arc<Resident>)>,
+    holds: Vec<HoldId>,
     oracle: Oracle,
     layouts: [KvLayout; 2],
     next_op: u64,
@@ -80,6 +82,7 @@ impl World {
             pending: Vec::new(),
             calls: BTreeMap::new(),
             leases: Vec::new(),
+            holds: Vec::new(),
             oracle: Oracle::default(),
             layouts,
             next_op: 1,
@@ -104,7 +107,8 @@ impl World {
             36..40 => self.flush(),
             40..44 => self.cancel(),
             44..47 => self.leases.clear(),
-            47 => self.delete(),
+            47 if self.draw(2) == 0 => self.delete(),
+            47 => self.hold(),
             48..50 => self.later(2_000_000_000),
             50 if self.draw(4) == 0 => self.cut_power(),
             _ => self.perform(),
@@ -159,9 +163,14 @@ impl World {
         let items: Vec<PutItem> = chain.into_iter().map(item).collect();
         let keys: Vec<BlockKey> = items.iter().map(|i| i.key).collect();
         let versions: Vec<u64> = keys.iter().map(|_| self.version()).collect();
-        let op = self.call(Call::Put { keys, versions, ns });
+        for (key, version) in keys.iter().zip(&versions) {
+            self.oracle.offered(*key, *version);
+        }
+        let waits = self.draw(3) == 0;
+        let op = self.call(Call::Put { keys, versions, ns, waits });
         let deadline = self.now.mono + 5_000_000_000;
-        self.feed(Event::Put { op, ns, items, deadline });
+        let wait_until = if waits { self.now.mono + 1_000_000_000 } else { 0 };
+        self.feed(Event::Put { op, ns, items, deadline, wait_until });
     }
 
     fn version(&mut self) -> u64 {
@@ -185,7 +194,8 @@ impl World {
             self.call(Call::Get { keys: keys.clone(), ns, copied, asked })
         };
         let deadline = self.now.mono + 1_000_000_000;
-        self.feed(Event::Get { op, ns, keys, deadline, into, count: true });
+        let hold = self.holds.pop();
+        self.feed(Event::Get { op, ns, keys, deadline, into, count: true, hold });
     }
 
     fn flush(&mut self) {
@@ -193,6 +203,17 @@ impl World {
         let op = self.call(Call::Flush { keys, asked: self.now.mono });
         let deadline = self.now.mono + 60_000_000_000;
         self.feed(Event::Flush { op, deadline });
+    }
+
+    fn hold(&mut self) {
+        let (ns, chain) = self.chain();
+        let keys: Vec<BlockKey> = chain.into_iter().map(|(key, _, _)| key).collect();
+        if self.draw(3) == 0 {
+            return self.feed(Event::Prefetch { ns, keys });
+        }
+        let op = self.call(Call::Hold);
+        let expires = self.now.mono + 3_000_000_000;
+        self.feed(Event::Hold { op, ns, keys, expires });
     }
 
     fn delete(&mut self) {
@@ -230,7 +251,7 @@ impl World {
     fn execute(&mut self, command: Command, fails: bool) -> Event {
         match command {
             Command::CopyIn { op, item, into } => {
-                let Some(Call::Put { keys, versions, ns }) = self.calls.get(&op) else {
+                let Some(Call::Put { keys, versions, ns, .. }) = self.calls.get(&op) else {
                     panic!("a put is known until it completes")
                 };
                 let layout = &self.layouts[*ns as usize];
@@ -312,9 +333,11 @@ impl World {
         let call = self.calls.remove(&op).expect("a call completes once");
         let log = self.log_number();
         match (call, outcome) {
-            (Call::Put { keys, versions, .. }, Outcome::Put(statuses)) => {
+            (Call::Put { keys, versions, waits, .. }, Outcome::Put(statuses)) => {
                 for ((key, version), status) in keys.into_iter().zip(versions).zip(statuses) {
-                    if status == PutStatus::Stored {
+                    if status == PutStatus::Stored && waits {
+                        self.oracle.stored_some_time(key, version, self.now.mono);
+                    } else if status == PutStatus::Stored {
                         self.oracle.stored(key, version, log, self.now.mono);
                     }
                 }
@@ -349,6 +372,7 @@ impl World {
                     self.oracle.deleted(ns, &doomed, asked);
                 }
             }
+            (Call::Hold, Outcome::Held(id, _)) => self.holds.push(id),
             (_, outcome) => panic!("another kind of outcome: {outcome:?}"),
         }
     }
@@ -378,6 +402,7 @@ impl World {
         let seed = self.seed ^ self.now.mono;
         let coin = SeededEntropy::new(seed);
         self.leases.clear();
+        self.holds.clear();
         self.pending.clear();
         self.calls.clear();
         let crash = |disk: &MemDisk| disk.crash(|_| coin.next_u64().is_multiple_of(2));
@@ -418,7 +443,12 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
         index: index.clone(),
         freed: FreedSlots::default(),
         policy: Box::new(Lru::new()),
-        limits: Limits { dirty_high_bytes: 96 << 10, load_high_bytes: 64 << 10 },
+        limits: Limits {
+            dirty_high_bytes: 96 << 10,
+            dirty_low_bytes: 48 << 10,
+            load_high_bytes: 64 << 10,
+            held_high_bytes: 64 << 10,
+        },
         memory: MEMORY,
         drives: disks.iter().map(|_| DriveParts { store: STORE, geometry: DRIVE }).collect(),
         journal_pages: JOURNAL_PAGES,
