@@ -285,3 +285,38 @@ fn a_request_counts_one_access_a_block_and_lookups_none() {
     assert_eq!(store.lookup(&ns, &kept, LookupMode::Prefix).hits, 8, "used by a request");
     assert_eq!(store.lookup(&ns, &old, LookupMode::Prefix).hits, 0, "only looked up");
 }
+
+#[test]
+fn a_clean_close_leaves_a_checkpoint_that_the_next_open_uses_up() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("kv");
+    let config = config(&path, 4 << 20);
+    let store = Store::open(&config).expect("opens");
+    let keys = chain(&namespace(&store), 1, 8);
+    put(&store, &keys);
+    store.close();
+    drop(store);
+    let checkpoint = path.join("checkpoint.tkv");
+    // The tables are wiped: only the checkpoint knows what is there.
+    for entry in std::fs::read_dir(&path).expect("a directory") {
+        let file = entry.expect("an entry").path();
+        if file.file_name().is_some_and(|n| n.to_string_lossy().starts_with("segment-")) {
+            let mut bytes = std::fs::read(&file).expect("a segment");
+            bytes[4096..8192].fill(0);
+            std::fs::write(&file, bytes).expect("written");
+        }
+    }
+    let store = Store::open(&config).expect("opens");
+    assert!(!checkpoint.exists(), "out of date as soon as the store is open");
+    assert_eq!(hits(&store, &keys), [true; 8]);
+    assert_eq!(store.audit().faults, Vec::<String>::new());
+    store.close();
+    drop(store);
+    assert!(checkpoint.exists());
+    let mut bytes = std::fs::read(&checkpoint).expect("a checkpoint");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&checkpoint, bytes).expect("written");
+    let store = Store::open(&config).expect("a damaged checkpoint is not believed");
+    assert_eq!(hits(&store, &keys), [false; 8], "and the tables were wiped");
+}

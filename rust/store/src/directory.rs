@@ -4,16 +4,19 @@ use crate::io::{JOURNAL, segment_name, segment_number};
 use crate::machine::{DriveId, DriveParts, Event, FoundSegment, Geometry};
 use crate::seams::Seams;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tiered_kv_io::{AlignedBuf, DirLock, Disk, FileId};
+use tiered_kv_types::checkpoint::MAX_CHECKPOINT_BYTES;
 use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
 use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, decode_page};
 use tiered_kv_types::{
-    Error, ErrorKind, FORMAT_VERSION, OnFormatMismatch, PAGE_BYTES, RecordHeader, Result,
-    SegmentHeader, StoreConfig, Superblock, Tombstone, hex,
+    Checkpoint, Error, ErrorKind, FORMAT_VERSION, OnFormatMismatch, PAGE_BYTES, RecordHeader,
+    Result, SegmentHeader, StoreConfig, Superblock, Tombstone, hex,
 };
 
+const CHECKPOINT: &str = "checkpoint.tkv";
 const SUPERBLOCK: &str = "superblock.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
@@ -84,7 +87,9 @@ pub(crate) fn open_drive(
 
 /// A directory without a superblock is taken only if it holds nothing of somebody else's.
 fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
-    let ours = |name: &str| name == "LOCK" || name == JOURNAL || segment_number(name).is_some();
+    let ours = |name: &str| {
+        name == "LOCK" || name == JOURNAL || name == CHECKPOINT || segment_number(name).is_some()
+    };
     match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
         None => Ok(()),
         Some((name, _)) => Err(Error::new(
@@ -108,7 +113,7 @@ fn create_drive(
     lock: Option<DirLock>,
 ) -> Result<Drive> {
     for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() || name == JOURNAL {
+        if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
             disk.remove(&name)?;
         }
     }
@@ -201,8 +206,10 @@ pub(crate) fn found_segments(
     disk: &dyn Disk,
     drive: DriveId,
     geometry: &Geometry,
+    checkpoint: Option<Checkpoint>,
 ) -> Result<Vec<Event>> {
     let mut events = Vec::new();
+    let mut known = checkpoint.map(by_segment);
     for (name, _) in disk.list()? {
         let Some(segment) = segment_number(&name) else { continue };
         let (file, bytes) = disk.open(&name)?;
@@ -212,11 +219,39 @@ pub(crate) fn found_segments(
             disk.remove(&name)?;
             continue;
         }
-        let mut found = read_segment(disk, geometry, segment, file);
+        let mut found = match &mut known {
+            Some(known) => known.remove(&segment).unwrap_or_default().found(segment, file),
+            None => read_segment(disk, geometry, segment, file),
+        };
         found.drive = drive;
         events.push(Event::Found(found));
     }
     Ok(events)
+}
+
+/// What a checkpoint says of one segment.
+#[derive(Default)]
+struct Known {
+    header: Option<SegmentHeader>,
+    records: Vec<(u32, RecordHeader)>,
+}
+
+impl Known {
+    fn found(self, segment: u32, file: FileId) -> FoundSegment {
+        let Self { header, records } = self;
+        FoundSegment { drive: 0, segment, file, header, records, damaged: 0 }
+    }
+}
+
+fn by_segment(checkpoint: Checkpoint) -> HashMap<u32, Known> {
+    let mut known: HashMap<u32, Known> = HashMap::new();
+    for header in checkpoint.segments {
+        known.entry(header.segment).or_default().header = Some(header);
+    }
+    for record in checkpoint.records {
+        known.entry(record.segment).or_default().records.push((record.slot, record));
+    }
+    known
 }
 
 fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId) -> FoundSegment {
@@ -262,6 +297,20 @@ impl Drive {
     /// Bytes of all segments.
     pub(crate) fn slot_bytes(&self) -> u64 {
         u64::from(self.geometry.segments) * self.geometry.segment_bytes
+    }
+
+    /// The checkpoint of a clean close, if there is one. It is removed: from now on it is out of date.
+    pub(crate) fn take_checkpoint(&self) -> Result<Option<Checkpoint>> {
+        let Some(bytes) = self.disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES)? else {
+            return Ok(None);
+        };
+        self.disk.remove(CHECKPOINT)?;
+        Ok(Checkpoint::decode(&self.superblock.store, &bytes).valid())
+    }
+
+    /// Writes what the drive holds, for the next open.
+    pub(crate) fn write_checkpoint(&self, checkpoint: &Checkpoint) -> Result<()> {
+        self.disk.write_file(CHECKPOINT, &checkpoint.encode(&self.superblock.store))
     }
 
     pub(crate) fn parts(&self) -> DriveParts {

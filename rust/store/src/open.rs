@@ -197,14 +197,18 @@ fn recover(drives: &[Drive], complete: bool, machine: &mut Machine, seams: &Seam
     let mut events = Vec::new();
     let mut tombstones = Vec::new();
     let mut pages = 0;
+    let mut tables_read = true;
     for (number, drive) in (0..).zip(drives) {
-        events.extend(found_segments(drive.disk.as_ref(), number, &drive.geometry)?);
+        let checkpoint = drive.take_checkpoint()?;
+        tables_read &= checkpoint.is_none();
+        let disk = drive.disk.as_ref();
+        events.extend(found_segments(disk, number, &drive.geometry, checkpoint)?);
         let found = drive.read_journal()?;
         tombstones.extend(found.0);
         pages = found.1.max(pages);
     }
     events.push(Event::FoundTombstones { tombstones, pages });
-    events.push(Event::Recovered { complete });
+    events.push(Event::Recovered { complete, tables_read });
     let now = Now { mono: seams.clock.now(), unix_ns: seams.clock.unix_nanos() };
     // Nothing runs yet that could carry commands out; they follow with the first tick.
     machine.recover(now, events);

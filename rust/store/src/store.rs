@@ -380,10 +380,26 @@ impl Store {
         self.core.submit(call, |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        self.write_checkpoints();
         for drive in &self.drives {
             drive.unlock();
         }
         report
+    }
+
+    /// Notes what each drive holds, so that the next open need not read every table. Where that
+    /// fails, the next open reads them.
+    fn write_checkpoints(&self) {
+        let paused = self.core.with_machine(|m| m.drives_paused());
+        for ((number, drive), paused) in (0..).zip(&self.drives).zip(paused) {
+            if paused {
+                continue;
+            }
+            let checkpoint = self.core.with_machine(|m| m.checkpoint(number));
+            if let Err(err) = drive.write_checkpoint(&checkpoint) {
+                tracing::warn!(dir = %drive.path.display(), %err, "no checkpoint was written");
+            }
+        }
     }
 
     pub(crate) fn check_open(&self, op: &'static str) -> Result<()> {

@@ -3,6 +3,7 @@
 //! Nothing here does I/O, reads a clock or draws a random number.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod codec;
 pub mod config;
 pub mod error;
@@ -13,6 +14,7 @@ pub mod record;
 pub mod tier;
 pub mod tombstone;
 
+pub use checkpoint::Checkpoint;
 pub use config::{IoBackend, OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};

@@ -238,6 +238,12 @@ impl SlotAllocator {
         self.partial.entry(segment.slot_bytes).or_default().insert(slot.segment);
     }
 
+    /// Segments that are cut into slots.
+    pub(crate) fn ready_segments(&self) -> impl Iterator<Item = u32> + '_ {
+        let ready = |(number, s): (u32, &Segment)| (s.state == State::Ready).then_some(number);
+        (0..).zip(&self.segments).filter_map(ready)
+    }
+
     /// Every free slot of the segments in use.
     pub(crate) fn free_slots(&self) -> Vec<SlotId> {
         let mut free = Vec::new();

@@ -2,12 +2,12 @@
 
 use super::drive::{Drive, DriveId};
 use super::offload::Phase;
-use super::table::OnDrive;
+use super::table::{Block, OnDrive};
 use super::{BlockId, Command, HeaderWrite, Machine, SlotId};
 use crate::log::LogKind;
 use std::collections::{BTreeMap, BTreeSet};
 use tiered_kv_types::record::RECORD_BYTES;
-use tiered_kv_types::{MissReason, RecordHeader, Tier};
+use tiered_kv_types::{Checkpoint, MissReason, RecordHeader, Tier};
 
 type Entry = (SlotId, [u8; RECORD_BYTES]);
 
@@ -46,33 +46,52 @@ impl Machine {
     fn headers_of(&self, id: BlockId, entries: &mut BTreeMap<DriveId, Vec<Entry>>) {
         let block = self.table.get(id).expect("a block being written is kept");
         let OnDrive::Writing(slots) = &block.drive else { return };
-        if block.doomed {
-            return;
+        if !block.doomed {
+            let entries = entries.entry(block.home).or_default();
+            let headers = self.records_of(block, slots);
+            entries.extend(slots.iter().copied().zip(headers.map(|h| h.encode())));
         }
+    }
+
+    /// The record header of each slab of a block on a drive.
+    fn records_of<'a>(
+        &'a self,
+        block: &'a Block,
+        slots: &'a [SlotId],
+    ) -> impl Iterator<Item = RecordHeader> + 'a {
         let drive = &self.drives[usize::from(block.home)];
-        let layout = self.layout(block.key.ns);
-        for (slab, slot) in slots.iter().enumerate() {
-            let header = RecordHeader {
-                store: drive.store,
-                namespace: self.namespaces[block.key.ns as usize].id,
-                key: block.key.key,
-                parent: block.parent,
-                segment: slot.segment,
-                slot: slot.index,
-                class_epoch: drive.slots.class_epoch(slot.segment),
-                info: block.info,
-                coordinate: layout.coordinate(slab),
-                slab: u16::try_from(slab).expect("at most 64 slabs"),
-                parts: layout.full_mask(),
-                put_id: block.put_id,
-                generation: block.generation,
-                stored_unix_ns: block.stored_unix_ns,
-                payload_bytes: block.slabs[slab].0,
-                checksum: block.slabs[slab].1,
-                tenant: [0; 16],
-            };
-            entries.entry(block.home).or_default().push((*slot, header.encode()));
+        slots.iter().enumerate().map(move |(slab, slot)| RecordHeader {
+            store: drive.store,
+            namespace: self.namespaces[block.key.ns as usize].id,
+            key: block.key.key,
+            parent: block.parent,
+            segment: slot.segment,
+            slot: slot.index,
+            class_epoch: drive.slots.class_epoch(slot.segment),
+            info: block.info,
+            coordinate: block.grid.coordinate(slab),
+            slab: u16::try_from(slab).expect("at most 64 slabs"),
+            parts: block.grid.parts(slots.len()),
+            put_id: block.put_id,
+            generation: block.generation,
+            stored_unix_ns: block.stored_unix_ns,
+            payload_bytes: block.slabs[slab].0,
+            checksum: block.slabs[slab].1,
+            tenant: [0; 16],
+        })
+    }
+
+    /// What a drive holds, once nothing is in flight any more.
+    pub(crate) fn checkpoint(&self, drive: DriveId) -> Checkpoint {
+        let mut records = Vec::new();
+        for (_, block) in self.table.iter().filter(|(_, b)| !b.doomed && b.home == drive) {
+            if let OnDrive::Durable(slots) = &block.drive {
+                records.extend(self.records_of(block, slots));
+            }
         }
+        let drive = &self.drives[usize::from(drive)];
+        let segments = drive.slots.ready_segments().map(|segment| drive.segment_header(segment));
+        Checkpoint { segments: segments.collect(), records }
     }
 
     pub(super) fn headers_written(

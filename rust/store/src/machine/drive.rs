@@ -83,11 +83,10 @@ impl Drive {
         }
     }
 
-    /// The header page of a segment and its empty table.
-    pub(super) fn segment_image(&self, segment: u32) -> Vec<u8> {
+    pub(super) fn segment_header(&self, segment: u32) -> SegmentHeader {
         let geometry = self.slots.geometry();
         let (slots, data_offset) = self.slots.shape(segment);
-        let header = SegmentHeader {
+        SegmentHeader {
             store: self.store,
             segment,
             class_epoch: self.slots.class_epoch(segment),
@@ -96,8 +95,14 @@ impl Drive {
             header_stride: geometry.header_stride,
             segment_bytes: geometry.segment_bytes,
             data_offset,
-        };
-        let mut image = vec![0; usize::try_from(data_offset).expect("a table fits in memory")];
+        }
+    }
+
+    /// The header page of a segment and its empty table.
+    pub(super) fn segment_image(&self, segment: u32) -> Vec<u8> {
+        let header = self.segment_header(segment);
+        let mut image =
+            vec![0; usize::try_from(header.data_offset).expect("a table fits in memory")];
         image[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
         image
     }

@@ -221,8 +221,10 @@ pub(crate) enum Event {
         pages: u64,
     },
     /// Everything was read; `complete` where no drive of the configuration is missing.
+    /// `tables_read` where that was the header tables, not checkpoints.
     Recovered {
         complete: bool,
+        tables_read: bool,
     },
     Tick,
 }

@@ -250,7 +250,7 @@ impl Machine {
             Event::FoundTombstones { tombstones, pages } => {
                 self.found_tombstones(tombstones, pages);
             }
-            Event::Recovered { complete } => self.recovered(complete),
+            Event::Recovered { complete, tables_read } => self.recovered(complete, tables_read),
             Event::Tick => {}
         }
     }

@@ -1,6 +1,6 @@
 //! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
 
-use super::table::{Block, OnDrive, Siblings};
+use super::table::{Block, Grid, OnDrive, Siblings};
 use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
@@ -249,6 +249,7 @@ impl Machine {
             put_id: self.next_put,
             stored_unix_ns: self.now.unix_ns,
             shape,
+            grid: Grid { head_groups: layout.head_groups() },
             slabs,
             in_dram: false,
             drive: OnDrive::None,

@@ -4,7 +4,7 @@
 //! all the parts of its block; the newest generation of a key wins. Payloads are verified on first
 //! read.
 
-use super::table::{Block, OnDrive, Siblings};
+use super::table::{Block, Grid, OnDrive, Siblings};
 use super::{BlockId, DriveId, FoundSegment, Machine, SlotId};
 use crate::index::FullKey;
 use smallvec::SmallVec;
@@ -49,12 +49,12 @@ impl Machine {
     }
 
     /// Rebuilds the table from everything found.
-    pub(super) fn recovered(&mut self, complete: bool) {
+    pub(super) fn recovered(&mut self, complete: bool, tables_read: bool) {
         self.journal.complete = complete;
         // Above everything that a drive which is away may hold: its records must stay the older.
         self.next_generation = self.next_generation.max(self.now.unix_ns);
         let Some(mut found) = self.found.take() else { return };
-        self.journal.found(found.pages, true);
+        self.journal.found(found.pages, tables_read);
         for segment in std::mem::take(&mut found.segments) {
             self.sort_segment(segment, &mut found);
         }
@@ -149,6 +149,8 @@ impl Machine {
             records.iter().map(|(_, _, r)| (r.payload_bytes, r.checksum)).collect();
         let classes: SmallVec<[u64; 1]> =
             slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
+        let columns = records.iter().map(|(_, _, r)| r.coordinate.1).max().unwrap_or(0);
+        let head_groups = columns.saturating_add(1);
         let block = Block {
             key: Self::full(ns, first.key),
             parent: first.parent,
@@ -158,6 +160,7 @@ impl Machine {
             stored_unix_ns: first.stored_unix_ns,
             shape: self.shape(&classes),
             slabs,
+            grid: Grid { head_groups },
             in_dram: false,
             drive: OnDrive::Durable(records.iter().map(|(_, slot, _)| *slot).collect()),
             home,

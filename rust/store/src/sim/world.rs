@@ -468,14 +468,15 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
     let mut tombstones = Vec::new();
     let mut pages = 0;
     for (number, disk) in (0..).zip(disks) {
-        events.extend(found_segments(disk, number, &DRIVE).expect("the simulated disk reads"));
+        events
+            .extend(found_segments(disk, number, &DRIVE, None).expect("the simulated disk reads"));
         let (file, used) = open_journal(disk, JOURNAL_PAGES).expect("there is room");
         let (found, last) = read_journal(disk, file, used, &STORE).expect("reads");
         tombstones.extend(found);
         pages = last.max(pages);
     }
     events.push(Event::FoundTombstones { tombstones, pages });
-    events.push(Event::Recovered { complete: true });
+    events.push(Event::Recovered { complete: true, tables_read: true });
     machine.recover(Now::default(), events);
     (machine, index)
 }
