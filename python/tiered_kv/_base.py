@@ -159,7 +159,14 @@ class StoreBase:
         return self._core.stats()
 
     def health(self) -> dict[str, Any]:
-        """State of the store's parts."""
+        """State of the store's parts.
+
+        Returns:
+            `open`; the first drive's `backend` and `backend_reason`, `direct` and `direct_reason`,
+            `store_id`; `drive_paused`, whether writing to any drive is; `drives`, for each its
+            `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
+            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`.
+        """
         return self._core.health()
 
     def audit(self) -> dict[str, Any]:

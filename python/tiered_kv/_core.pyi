@@ -3,6 +3,7 @@
 Wherever a `Buffer` is asked for, any C-contiguous object with the buffer protocol will do.
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -34,6 +35,9 @@ __all__ = [
     "blake3_file",
     "default_config",
     "parse_config",
+    "probe_directory",
+    "probe_io_uring",
+    "probe_memory",
 ]
 
 __version__: str
@@ -53,6 +57,31 @@ def parse_config(
     fields: Mapping[str, Any] | str, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Checks fields or TOML text, lets variables override them, and fills in the defaults."""
+
+def probe_io_uring() -> tuple[bool, str]:
+    """Whether this thread can have an io_uring that will do, and what it is, or why not."""
+
+def probe_directory(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """How a store would open files in a directory, which is made where it is absent.
+
+    Returns:
+        `direct`, whether files bypass the page cache, with the `reason`; `memory_alignment` and
+        `offset_alignment` in bytes.
+
+    Raises:
+        TieredKvError: The directory cannot be made or written.
+    """
+
+def probe_memory() -> dict[str, Any]:
+    """What memory there is: tried with a small arena that is freed again.
+
+    Returns:
+        `tried_bytes`, and of these `huge_bytes` on huge pages; `limit_bytes` of the cgroup or the
+        machine and `available_bytes`, None where it cannot be told.
+
+    Raises:
+        NoSpaceError: Not even the small arena could be had.
+    """
 
 @final
 class Namespace:

@@ -17,6 +17,7 @@ mod errors;
 mod info;
 mod leases;
 mod namespace;
+mod probe;
 mod reports;
 mod request;
 mod reserve;
@@ -34,6 +35,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(config::parse_config, m)?)?;
     m.add_function(wrap_pyfunction!(digest::blake3, m)?)?;
     m.add_function(wrap_pyfunction!(digest::blake3_file, m)?)?;
+    m.add_function(wrap_pyfunction!(probe::probe_directory, m)?)?;
+    m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
+    m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
     m.add_class::<args::PyPutOptions>()?;
     m.add_class::<completion::Call>()?;
     m.add_class::<completion::CompletionQueue>()?;
