@@ -19,6 +19,7 @@ __all__ = [
     "Call",
     "CloseReport",
     "CompletionQueue",
+    "DeleteReport",
     "FlushReport",
     "IntoReport",
     "Lease",
@@ -272,6 +273,19 @@ class FlushReport:
         """Whether everything stored before the call is durable."""
 
 @final
+class DeleteReport:
+    """How a delete ended."""
+
+    @property
+    def removed(self) -> int:
+        """Blocks that were there."""
+    @property
+    def durable(self) -> bool:
+        """Whether nothing of it can come back after a crash; else a drive failed, or the deadline
+        passed first.
+        """
+
+@final
 class CloseReport:
     """How a close ended."""
 
@@ -419,6 +433,26 @@ class Store:
     def flush(self, timeout: float | None = None, queue: None = None) -> FlushReport: ...
     @overload
     def flush(self, timeout: float | None, queue: CompletionQueue) -> FlushReport | Call: ...
+    @overload
+    def delete(
+        self, ns: Namespace, keys: Buffer, timeout: float | None = None, queue: None = None
+    ) -> DeleteReport: ...
+    @overload
+    def delete(
+        self, ns: Namespace, keys: Buffer, timeout: float | None, queue: CompletionQueue
+    ) -> DeleteReport | Call: ...
+    @overload
+    def delete_all(
+        self,
+        ns: Namespace,
+        seconds: float | None = None,
+        timeout: float | None = None,
+        queue: None = None,
+    ) -> DeleteReport: ...
+    @overload
+    def delete_all(
+        self, ns: Namespace, seconds: float | None, timeout: float | None, queue: CompletionQueue
+    ) -> DeleteReport | Call: ...
     def reserve(self, ns: Namespace, keys: Buffer, options: PutOptions) -> Reservation: ...
     def publish(self, reservation: Reservation) -> PutReport: ...
     def begin_request(self, context: RequestContext) -> Request: ...

@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Error, ErrorKind, GetOptions, LookupMode};
+use tiered_kv::{Delete, Error, ErrorKind, GetOptions, LookupMode};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -60,6 +60,24 @@ impl Store {
             return Err(invalid(py, op, format!("`ns` belongs to another store: {remedy}")));
         }
         self.check_open(py, op)
+    }
+
+    fn begin_delete(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        what: &Delete,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        let timeout = args::timeout(py, "delete", timeout)?;
+        let ticket = Ticket::new(queue);
+        let end = ticket.clone();
+        let done = move |report| end.complete(Done::Delete(report));
+        match self.shared.store.delete_with(&ns.inner, what, timeout, done) {
+            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
+            Err(error) => Err(refused(py, &ticket, &error)),
+        }
     }
 
     fn check_request(
@@ -213,6 +231,38 @@ impl Store {
             Ok(op) => ticket.settle(py, &self.shared, Some(op)),
             Err(error) => Err(refused(py, &ticket, &error)),
         }
+    }
+
+    #[pyo3(signature = (ns, keys, timeout=None, queue=None))]
+    fn delete(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "delete", ns)?;
+        let keys = args::keys("delete", keys)?;
+        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, queue)
+    }
+
+    /// Deletes what was stored longer ago than `seconds`, or everything without them.
+    #[pyo3(signature = (ns, seconds=None, timeout=None, queue=None))]
+    fn delete_all(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        seconds: Option<f64>,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "delete", ns)?;
+        let what = match seconds {
+            Some(seconds) => Delete::OlderThan(args::age(py, "delete", seconds)?),
+            None => Delete::All,
+        };
+        self.begin_delete(py, ns, &what, timeout, queue)
     }
 
     fn reserve(
