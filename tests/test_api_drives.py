@@ -51,7 +51,9 @@ def test_two_drives_share_the_blocks_and_both_are_told_of(tmp_path: Path) -> Non
     with BlockingStore.open(**two(tmp_path)) as store:
         stored = spread(store)
         drives = store.health()["drives"]
-        assert [drive["path"] for drive in drives] == [str(path) for path in two(tmp_path)["nvme_paths"]]
+        assert [drive["path"] for drive in drives] == [
+            str(path) for path in two(tmp_path)["nvme_paths"]
+        ]
         assert [drive["state"] for drive in drives] == ["working"] * 2
         assert all(drive["backend"] and drive["reason"] for drive in drives)
         assert len({drive["store_id"] for drive in drives}) == 2
@@ -109,7 +111,7 @@ def test_a_demand_for_io_uring_is_refused_with_the_reason(tmp_path: Path) -> Non
 
 
 def test_drives_and_backends_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nvme_paths.*twice"):
+    with pytest.raises(ConfigError, match=r"nvme_paths.*twice"):
         BlockingStore.open(**api.config(tmp_path, nvme_paths=[tmp_path, tmp_path]))
     with pytest.raises(ConfigError, match="io_backend"):
         BlockingStore.open(**api.config(tmp_path, io_backend="aio"))

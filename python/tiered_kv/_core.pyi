@@ -281,9 +281,7 @@ class DeleteReport:
         """Blocks that were there."""
     @property
     def durable(self) -> bool:
-        """Whether nothing of it can come back after a crash; else a drive failed, or the deadline
-        passed first.
-        """
+        """Whether nothing of it can come back after a crash; else a drive failed or was slow."""
 
 @final
 class CloseReport:
