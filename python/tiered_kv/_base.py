@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tiered_kv import _core
+from tiered_kv.channel import Channel
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
 if TYPE_CHECKING:
@@ -153,6 +154,21 @@ class StoreBase:
             ClosedError: The store is closed.
         """
         return self._core.begin_request(context or RequestContext())
+
+    def channel(self, capacity: int = 1024) -> Channel:
+        """Opens a channel: calls for engines without an event loop.
+
+        Args:
+            capacity: Calls that may be submitted and not drained; beyond it they end as failed.
+
+        Returns:
+            A channel of its own, beside any others of this store. Close it.
+
+        Raises:
+            InvalidArgumentError: `capacity` is out of its bounds.
+            ClosedError: The store is closed.
+        """
+        return Channel(_core.Channel(self._core, capacity))
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals."""

@@ -17,6 +17,7 @@ __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
     "Call",
+    "Channel",
     "CloseReport",
     "CompletionQueue",
     "DeleteReport",
@@ -357,6 +358,36 @@ class Call:
     def token(self) -> int: ...
     def cancel(self) -> None:
         """Asks the core to end the call; its result still comes, when its buffers are free."""
+
+@final
+class Channel:
+    """Calls without an event loop; see `tiered_kv.Channel`."""
+
+    def __new__(cls, store: Store, capacity: int) -> Channel: ...
+    @property
+    def closed(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def submit_exists(self, ns: Namespace, keys: Buffer) -> int: ...
+    def submit_get_into(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: Buffer | Sequence[Buffer],
+        timeout: float | None = None,
+        req: Request | None = None,
+    ) -> int: ...
+    def submit_put(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: Buffer | Sequence[Buffer],
+        options: PutOptions,
+    ) -> int: ...
+    def submit_delete(self, ns: Namespace, keys: Buffer, timeout: float | None = None) -> int: ...
+    def drain(self) -> list[tuple[int, bool, bytes, int, float]]: ...
+    def pending(self) -> int: ...
+    def quiesce(self, timeout: float | None = None) -> bool: ...
+    def close(self) -> None: ...
 
 @final
 class Store:

@@ -9,6 +9,7 @@
 
 mod args;
 mod buffers;
+mod channel;
 mod completion;
 mod config;
 mod digest;
@@ -39,6 +40,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
     m.add_class::<args::PyPutOptions>()?;
+    m.add_class::<channel::Channel>()?;
     m.add_class::<completion::Call>()?;
     m.add_class::<completion::CompletionQueue>()?;
     m.add_class::<leases::Lease>()?;

@@ -42,11 +42,11 @@ impl Drop for Shared {
 /// An open store. Its calls take a completion queue, or wait without the GIL where there is none.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Store {
-    shared: StoreRef,
+    pub(crate) shared: StoreRef,
 }
 
 impl Store {
-    fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         if self.shared.store.is_closed() {
             let error = Error::new(ErrorKind::Closed, op, "the store is closed: open it again");
             return Err(to_py(py, &error));
@@ -327,7 +327,7 @@ impl Store {
     }
 }
 
-fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
+pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
     Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable }
 }
 
