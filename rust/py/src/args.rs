@@ -48,6 +48,14 @@ pub(crate) fn timeout(
     }
 }
 
+/// How old blocks have to be, in seconds.
+pub(crate) fn age(py: Python<'_>, op: &'static str, seconds: f64) -> PyResult<Duration> {
+    if seconds >= 0.0 {
+        return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    }
+    Err(invalid(py, op, format!("`seconds` is {seconds}: give an age, 0 or more")))
+}
+
 /// Token ids: a buffer of integers, or any sequence of them.
 pub(crate) fn tokens(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let py = value.py();

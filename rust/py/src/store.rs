@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Error, ErrorKind, GetOptions, LookupMode};
+use tiered_kv::{Delete, Error, ErrorKind, GetOptions, LookupMode};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -42,11 +42,11 @@ impl Drop for Shared {
 /// An open store. Its calls take a completion queue, or wait without the GIL where there is none.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Store {
-    shared: StoreRef,
+    pub(crate) shared: StoreRef,
 }
 
 impl Store {
-    fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         if self.shared.store.is_closed() {
             let error = Error::new(ErrorKind::Closed, op, "the store is closed: open it again");
             return Err(to_py(py, &error));
@@ -60,6 +60,24 @@ impl Store {
             return Err(invalid(py, op, format!("`ns` belongs to another store: {remedy}")));
         }
         self.check_open(py, op)
+    }
+
+    fn begin_delete(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        what: &Delete,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        let timeout = args::timeout(py, "delete", timeout)?;
+        let ticket = Ticket::new(queue);
+        let end = ticket.clone();
+        let done = move |report| end.complete(Done::Delete(report));
+        match self.shared.store.delete_with(&ns.inner, what, timeout, done) {
+            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
+            Err(error) => Err(refused(py, &ticket, &error)),
+        }
     }
 
     fn check_request(
@@ -215,6 +233,38 @@ impl Store {
         }
     }
 
+    #[pyo3(signature = (ns, keys, timeout=None, queue=None))]
+    fn delete(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "delete", ns)?;
+        let keys = args::keys("delete", keys)?;
+        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, queue)
+    }
+
+    /// Deletes what was stored longer ago than `seconds`, or everything without them.
+    #[pyo3(signature = (ns, seconds=None, timeout=None, queue=None))]
+    fn delete_all(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        seconds: Option<f64>,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "delete", ns)?;
+        let what = match seconds {
+            Some(seconds) => Delete::OlderThan(args::age(py, "delete", seconds)?),
+            None => Delete::All,
+        };
+        self.begin_delete(py, ns, &what, timeout, queue)
+    }
+
     fn reserve(
         &self,
         py: Python<'_>,
@@ -277,7 +327,7 @@ impl Store {
     }
 }
 
-fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
+pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
     Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable }
 }
 
