@@ -14,7 +14,6 @@ mod directory;
 mod dirlock;
 mod disk;
 mod engine;
-mod fork;
 mod mapping;
 mod memdisk;
 mod memory;
@@ -32,7 +31,6 @@ pub use clock::{
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
-pub use fork::fork_generation;
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes};
 pub use pool::WorkerPool;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tiered_kv_io::{Clock, Nanos, WorkerPool, fork_generation};
+use tiered_kv_io::{Clock, Nanos, WorkerPool};
 use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
@@ -50,9 +50,6 @@ pub(crate) struct Core {
     copy_threads: usize,
     accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
     timer: Timer,
-    /// Where it differs from now, this is a forked child: the core's threads are not here, and its
-    /// locks may be held for ever.
-    born: u64,
     closed: AtomicBool,
     stopped: AtomicBool,
 }
@@ -108,14 +105,9 @@ impl Core {
             copy_threads: parts.copy_threads,
             accesses: ArrayQueue::new(ACCESS_QUEUE),
             timer: Timer::default(),
-            born: fork_generation(),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
-    }
-
-    pub(crate) fn is_forked(&self) -> bool {
-        fork_generation() != self.born
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -145,9 +137,6 @@ impl Core {
 
     /// Brings events that belong to no caller.
     pub(crate) fn drive(self: &Arc<Self>, events: impl IntoIterator<Item = Event>) {
-        if self.is_forked() {
-            return;
-        }
         let mut state = self.state.lock();
         let work = self.step(&mut state, events);
         drop(state);
@@ -217,9 +206,6 @@ impl Core {
     /// Counts one request's blocks, leaf first, with the next step.
     pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Vec<BlockKey>) {
         let n = keys.len() as u64;
-        if self.is_forked() {
-            return;
-        }
         if let Err((ns, keys)) = self.accesses.push((ns, keys)) {
             // Full: taken in now if nobody else is in a step, else dropped and counted.
             match self.state.try_lock() {

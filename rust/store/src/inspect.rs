@@ -13,9 +13,6 @@ use tiered_kv_types::StoreConfig;
 impl Store {
     /// A snapshot of counters and gauges.
     pub fn stats(&self) -> Stats {
-        if self.core.is_forked() {
-            return Stats::default();
-        }
         let mut stats = self.core.with_machine(|m| m.stats());
         let fast = &self.core.fast;
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -37,21 +34,17 @@ impl Store {
         stats
     }
 
-    /// Whether the store takes no more calls: it was closed, or this is a forked child.
+    /// Whether the store takes no more calls.
     pub fn is_closed(&self) -> bool {
-        self.core.is_closed() || self.core.is_forked()
+        self.core.is_closed()
     }
 
     /// State of the store's parts.
     pub fn health(&self) -> Health {
         let disk = self.drives.first().map(|d| &d.disk);
-        let forked = self.core.is_forked();
-        let paused = match forked {
-            true => Vec::new(),
-            false => self.core.with_machine(|m| m.drives_paused()),
-        };
+        let paused = self.core.with_machine(|m| m.drives_paused());
         Health {
-            open: !self.is_closed(),
+            open: !self.core.is_closed(),
             backend: self.core.io.first().map_or("none", |io| io.backend()).to_owned(),
             backend_reason: self.core.io.first().map(|io| io.describe()).unwrap_or_default(),
             direct: disk.is_some_and(|d| d.is_direct()),
@@ -95,17 +88,11 @@ impl Store {
 
     /// Entries of the event log from number `from` on.
     pub fn events(&self, from: u64) -> Vec<LogEntry> {
-        if self.core.is_forked() {
-            return Vec::new();
-        }
         self.core.with_machine(|m| m.log.since(from))
     }
 
     /// Recounts everything and compares it with the books.
     pub fn audit(&self) -> Audit {
-        if self.core.is_forked() {
-            return Audit::default();
-        }
         self.core.with_machine(|m| m.audit())
     }
 }

@@ -67,7 +67,9 @@ impl Store {
         keys: &[BlockKey],
         options: &PutOptions,
     ) -> Result<Reservation> {
-        self.check_open("reserve")?;
+        if self.core.is_closed() {
+            return Err(Error::new(ErrorKind::Closed, "reserve", "the store is closed"));
+        }
         let items = self.put_items(ns, keys, options)?;
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| {
@@ -93,7 +95,9 @@ impl Store {
     /// # Errors
     /// `InvalidArgument` where the reservation has expired: its slots are given back; `Closed`.
     pub fn publish(&self, reservation: Reservation) -> Result<PutReport> {
-        self.check_open("publish")?;
+        if self.core.is_closed() {
+            return Err(Error::new(ErrorKind::Closed, "publish", "the store is closed"));
+        }
         if self.core.clock.now() > reservation.expires {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

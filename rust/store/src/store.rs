@@ -367,9 +367,7 @@ impl Store {
     /// Closes the store: ends calls in progress, writes what is not durable yet until the deadline,
     /// and waits until nothing is in flight. Leases stay valid. A second close does nothing.
     pub fn close(&self) -> CloseReport {
-        // A forked child drops its copy and touches nothing: neither the threads nor the lock are
-        // its own.
-        if self.core.is_forked() || !self.core.refuse_calls() {
+        if !self.core.refuse_calls() {
             return CloseReport::default();
         }
         let (op, done) = Op::new();
@@ -405,11 +403,6 @@ impl Store {
     }
 
     pub(crate) fn check_open(&self, op: &'static str) -> Result<()> {
-        if self.core.is_forked() {
-            let remedy = "the store belongs to the process that opened it, not to its forked child: \
-                          open one of the child's own";
-            return Err(Error::new(ErrorKind::Closed, op, remedy));
-        }
         if self.core.is_closed() {
             let remedy = "the store is closed: open it again";
             return Err(Error::new(ErrorKind::Closed, op, remedy));
@@ -426,11 +419,6 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if self.core.is_forked() {
-            // Ending the core would wait for threads that only the parent has.
-            std::mem::forget(self.core.clone());
-            return;
-        }
         self.close();
     }
 }
