@@ -29,7 +29,7 @@ pub use dirlock::DirLock;
 pub use disk::{Alignment, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
-pub use memory::{available_memory_bytes, memory_limit_bytes};
+pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    AlignedBuf, Arena, ArenaConfig, BlockingEngine, DirLock, Disk, FileId, IoDone, WorkerPool,
-    memory_limit_bytes,
+    AlignedBuf, Arena, ArenaConfig, BlockingEngine, DirLock, Disk, FileId, IoDone, Running,
+    WorkerPool, memory_limit_bytes, open_files_limit,
 };
 use tiered_kv_policy::Lru;
 use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
@@ -26,6 +26,10 @@ const SUPERBLOCK: &str = "superblock.tkv";
 const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Default of T1 where the configuration names none.
 const DEFAULT_DRAM_BYTES: u64 = 4 << 30;
+/// Most segments of a drive: 16 TiB at 256 MiB each.
+const MAX_SEGMENTS: u64 = 65_536;
+/// Open files that are left to everything but segments.
+const OTHER_FILES: u64 = 64;
 const MIN_DRAM_SEGMENT: u64 = PAGE_BYTES;
 const MAX_DRAM_SEGMENT: u64 = 256 << 20;
 
@@ -175,7 +179,8 @@ fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> 
                 && superblock.segment_bytes.is_multiple_of(PAGE_BYTES)
                 && superblock.header_stride >= stride;
             if usable {
-                return with_geometry(config, disk, superblock, lock);
+                let geometry = geometry_of(config, &superblock)?;
+                return Ok(Drive { disk, superblock, geometry, lock: Mutex::new(lock) });
             }
             "has a superblock whose sizes do not fit this machine's devices".to_owned()
         }
@@ -227,11 +232,6 @@ fn create_drive(
     header_stride: u32,
     lock: Option<DirLock>,
 ) -> Result<Drive> {
-    for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() {
-            disk.remove(&name)?;
-        }
-    }
     let mut store = [0; 16];
     seams.entropy.fill(&mut store);
     let superblock = Superblock {
@@ -241,16 +241,18 @@ fn create_drive(
         header_stride,
         created_unix_ns: seams.clock.unix_nanos(),
     };
+    // Refused before anything is changed, so that a corrected configuration finds no leftovers.
+    let geometry = geometry_of(config, &superblock)?;
+    for (name, _) in disk.list()? {
+        if segment_number(&name).is_some() {
+            disk.remove(&name)?;
+        }
+    }
     disk.write_file(SUPERBLOCK, &superblock.encode())?;
-    with_geometry(config, disk, superblock, lock)
+    Ok(Drive { disk, superblock, geometry, lock: Mutex::new(lock) })
 }
 
-fn with_geometry(
-    config: &StoreConfig,
-    disk: Arc<dyn Disk>,
-    superblock: Superblock,
-    lock: Option<DirLock>,
-) -> Result<Drive> {
+fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry> {
     let segment_bytes = superblock.segment_bytes;
     if config.segment_bytes.is_some_and(|asked| asked != segment_bytes) {
         return Err(config_error(format!(
@@ -267,8 +269,21 @@ fn with_geometry(
             config.nvme_capacity
         )));
     }
-    let geometry = Geometry { segment_bytes, segments, header_stride: superblock.header_stride };
-    Ok(Drive { disk, superblock, geometry, lock: Mutex::new(lock) })
+    check_segments(segments)?;
+    Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
+}
+
+/// Every segment is a file that stays open: what cannot be had then is refused now.
+fn check_segments(segments: u32) -> Result<()> {
+    let files = open_files_limit().map_or(MAX_SEGMENTS, |limit| limit.saturating_sub(OTHER_FILES));
+    if u64::from(segments) <= files.min(MAX_SEGMENTS) {
+        return Ok(());
+    }
+    Err(config_error(format!(
+        "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
+         {files} open, and {MAX_SEGMENTS} at most: raise its limit of open files (`ulimit -n`), \
+         give less, or make a new directory with larger `segment_bytes`"
+    )))
 }
 
 /// Reads every segment's header table and lets the machine decide what is believed.
