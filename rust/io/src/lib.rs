@@ -13,6 +13,7 @@ mod directory;
 mod dirlock;
 mod disk;
 mod engine;
+mod fork;
 mod mapping;
 mod memdisk;
 mod memory;
@@ -28,6 +29,7 @@ pub use clock::{
 pub use dirlock::DirLock;
 pub use disk::{Alignment, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
+pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;

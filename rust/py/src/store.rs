@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Error, ErrorKind, GetOptions, LookupMode};
+use tiered_kv::{Error, GetOptions, LookupMode};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -47,11 +47,12 @@ pub(crate) struct Store {
 
 impl Store {
     fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
-        if self.shared.store.is_closed() {
-            let error = Error::new(ErrorKind::Closed, op, "the store is closed: open it again");
-            return Err(to_py(py, &error));
-        }
-        Ok(())
+        self.shared.store.check_open(op).or_raise(py)
+    }
+
+    /// A closed store may still be looked into; in a forked child nothing may be.
+    fn check_process(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        if self.shared.store.is_forked() { self.check_open(py, op) } else { Ok(()) }
     }
 
     fn check_ns(&self, py: Python<'_>, op: &'static str, ns: &Namespace) -> PyResult<()> {
@@ -244,19 +245,23 @@ impl Store {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "stats")?;
         info::stats(py, &py.detach(|| self.shared.store.stats()))
     }
 
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "health")?;
         info::health(py, &py.detach(|| self.shared.store.health()))
     }
 
     fn audit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "audit")?;
         info::audit(py, &py.detach(|| self.shared.store.audit()))
     }
 
     #[pyo3(signature = (since=0))]
     fn events<'py>(&self, py: Python<'py>, since: u64) -> PyResult<Bound<'py, PyList>> {
+        self.check_process(py, "events")?;
         info::events(py, &py.detach(|| self.shared.store.events(since)))
     }
 

@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tiered_kv_io::{Clock, Nanos, WorkerPool};
+use tiered_kv_io::{Clock, Nanos, Origin, Running, WorkerPool};
 use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
@@ -49,6 +49,10 @@ pub(crate) struct Core {
     copy_threads: usize,
     accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
     timer: Timer,
+    /// The process whose threads these are.
+    origin: Origin,
+    /// Until the threads have ended.
+    running: Running,
     closed: AtomicBool,
     stopped: AtomicBool,
 }
@@ -104,6 +108,8 @@ impl Core {
             copy_threads: parts.copy_threads,
             accesses: ArrayQueue::new(ACCESS_QUEUE),
             timer: Timer::default(),
+            origin: Origin::here(),
+            running: Running::begin(),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
@@ -111,6 +117,12 @@ impl Core {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether this process is a forked child of the core's: none of its threads are here, and its
+    /// locks may be held by one of them for ever.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
     }
 
     /// Takes no more calls. Returns whether it took some before.
@@ -257,6 +269,7 @@ impl Core {
         // Under the lock, so that the timer is either before its check or already waiting.
         let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
+        self.running.end();
     }
 }
 

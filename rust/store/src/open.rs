@@ -68,6 +68,7 @@ fn config_error(context: String) -> Error {
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
     config.check()?;
+    check_origin()?;
     let drive = config.nvme_paths.first().map(|dir| open_drive(config, seams, dir)).transpose()?;
     let dram = config.dram_capacity.unwrap_or_else(default_dram);
     let memory = memory_geometry(dram);
@@ -104,6 +105,16 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let core = start(config, seams, machine, index, budget, drive.as_ref(), hasher)?;
     let total_s = begin.elapsed().as_secs_f64();
     Ok(Opened { core, drive, arena, times: OpenTimes { total_s, populate_s, recover_s } })
+}
+
+fn check_origin() -> Result<()> {
+    if !Running::in_parent() {
+        return Ok(());
+    }
+    let context = "this process was forked while a store was open, which leaves its locks unusable: \
+                   fork before a store is opened or after it is closed, or start the process anew \
+                   (multiprocessing's spawn)";
+    Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
 fn default_dram() -> u64 {
