@@ -30,6 +30,8 @@ class StoreConfig:
         max_leased_fraction: Part of host memory that leases may pin; beyond it a `get` is a miss.
         dirty_high_fraction: Part of host memory that may wait to be written; beyond it a `put` is
             throttled.
+        dirty_low_fraction: Part of host memory that must be left waiting before puts are taken
+            again after that.
         max_load_bytes: Bytes that may be loading at once; beyond it a `get` is a miss.
         load_timeout_s: Deadline of a load in seconds, where the call names none.
         put_timeout_s: Deadline of a put in seconds, where the call names none.
@@ -51,6 +53,7 @@ class StoreConfig:
     segment_bytes: Size | None = None
     max_leased_fraction: float = 0.5
     dirty_high_fraction: float = 0.75
+    dirty_low_fraction: float = 0.5
     max_load_bytes: Size = 1 << 30
     load_timeout_s: float = 10.0
     put_timeout_s: float = 30.0

@@ -14,6 +14,7 @@ mod directory;
 mod dirlock;
 mod disk;
 mod engine;
+mod fork;
 mod mapping;
 mod memdisk;
 mod memory;
@@ -31,8 +32,9 @@ pub use clock::{
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
+pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
-pub use memory::{available_memory_bytes, memory_limit_bytes};
+pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use uring::{UringConfig, UringEngine, UringFeatures, probe_io_uring};

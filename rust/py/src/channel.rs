@@ -321,7 +321,7 @@ impl Channel {
         let keys = args::keys(OP, keys)?;
         let timeout = args::timeout(py, OP, timeout)?;
         let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted(OP, ns, true))?;
-        let options = GetOptions { timeout, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
         let block_bytes = ns.inner.layout().block_bytes();
         self.submit(py, &store, keys.len(), |id, ends, begun| {
             let done = move |report: tiered_kv::IntoReport<_>| {

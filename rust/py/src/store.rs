@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Delete, Error, ErrorKind, GetOptions, LookupMode};
+use tiered_kv::{Delete, Error, GetOptions, LookupMode};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -47,11 +47,12 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
-        if self.shared.store.is_closed() {
-            let error = Error::new(ErrorKind::Closed, op, "the store is closed: open it again");
-            return Err(to_py(py, &error));
-        }
-        Ok(())
+        self.shared.store.check_open(op).or_raise(py)
+    }
+
+    /// A closed store may still be looked into; in a forked child nothing may be.
+    fn check_process(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        if self.shared.store.is_forked() { self.check_open(py, op) } else { Ok(()) }
     }
 
     fn check_ns(&self, py: Python<'_>, op: &'static str, ns: &Namespace) -> PyResult<()> {
@@ -150,7 +151,7 @@ impl Store {
         self.check_request(py, "get", req)?;
         let keys = args::keys("get", keys)?;
         let timeout = args::timeout(py, "get", timeout)?;
-        let options = GetOptions { timeout, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |leases| end.complete(Done::Get(leases));
@@ -178,7 +179,7 @@ impl Store {
         let timeout = args::timeout(py, "get_into", timeout)?;
         let wanted = wanted("get_into", ns, true);
         let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted)?;
-        let options = GetOptions { timeout, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |report: tiered_kv::IntoReport<_>| {
@@ -294,19 +295,23 @@ impl Store {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "stats")?;
         info::stats(py, &py.detach(|| self.shared.store.stats()))
     }
 
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "health")?;
         info::health(py, &py.detach(|| self.shared.store.health()))
     }
 
     fn audit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "audit")?;
         info::audit(py, &py.detach(|| self.shared.store.audit()))
     }
 
     #[pyo3(signature = (since=0))]
     fn events<'py>(&self, py: Python<'py>, since: u64) -> PyResult<Bound<'py, PyList>> {
+        self.check_process(py, "events")?;
         info::events(py, &py.detach(|| self.shared.store.events(since)))
     }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tiered_kv_io::{AlignedBuf, DirLock, Disk, FileId};
+use tiered_kv_io::{AlignedBuf, DirLock, Disk, FileId, open_files_limit};
 use tiered_kv_types::checkpoint::MAX_CHECKPOINT_BYTES;
 use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
 use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, decode_page};
@@ -20,6 +20,10 @@ const CHECKPOINT: &str = "checkpoint.tkv";
 const SUPERBLOCK: &str = "superblock.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
+/// Most segments of a drive: 16 TiB at 256 MiB each.
+const MAX_SEGMENTS: u64 = 65_536;
+/// Open files that are left to everything but segments.
+const OTHER_FILES: u64 = 64;
 /// Pages of the journal: a 64th of the capacity within these bounds.
 const MIN_JOURNAL_PAGES: u64 = 8;
 const MAX_JOURNAL_PAGES: u64 = 256;
@@ -112,11 +116,6 @@ fn create_drive(
     (drive, header_stride): (DriveId, u32),
     lock: Option<DirLock>,
 ) -> Result<Drive> {
-    for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
-            disk.remove(&name)?;
-        }
-    }
     let mut store = [0; 16];
     seams.entropy.fill(&mut store);
     let superblock = Superblock {
@@ -126,6 +125,13 @@ fn create_drive(
         header_stride,
         created_unix_ns: seams.clock.unix_nanos(),
     };
+    // Refused before anything is changed, so that a corrected configuration finds no leftovers.
+    geometry_of(config, &superblock)?;
+    for (name, _) in disk.list()? {
+        if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
+            disk.remove(&name)?;
+        }
+    }
     disk.write_file(SUPERBLOCK, &superblock.encode())?;
     with_geometry(config, dir, disk, superblock, lock)
 }
@@ -137,6 +143,17 @@ fn with_geometry(
     superblock: Superblock,
     lock: Option<DirLock>,
 ) -> Result<Drive> {
+    let geometry = geometry_of(config, &superblock)?;
+    let (journal, journal_pages) = open_journal(disk.as_ref(), journal_pages(config))?;
+    let lock = Mutex::new(lock);
+    Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
+}
+
+fn journal_pages(config: &StoreConfig) -> u64 {
+    (config.nvme_capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
+}
+
+fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry> {
     let segment_bytes = superblock.segment_bytes;
     if config.segment_bytes.is_some_and(|asked| asked != segment_bytes) {
         return Err(config_error(format!(
@@ -144,10 +161,7 @@ fn with_geometry(
              leave the field out, or name a new directory"
         )));
     }
-    let pages =
-        (config.nvme_capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES);
-    let (journal, journal_pages) = open_journal(disk.as_ref(), pages)?;
-    let kept = DIRECTORY_BYTES + journal_pages * PAGE_BYTES;
+    let kept = DIRECTORY_BYTES + journal_pages(config) * PAGE_BYTES;
     let usable = config.nvme_capacity.saturating_sub(kept);
     let segments = u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX);
     if segments == 0 {
@@ -157,9 +171,21 @@ fn with_geometry(
             config.nvme_capacity
         )));
     }
-    let geometry = Geometry { segment_bytes, segments, header_stride: superblock.header_stride };
-    let lock = Mutex::new(lock);
-    Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
+    check_segments(segments)?;
+    Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
+}
+
+/// Every segment is a file that stays open: what cannot be had then is refused now.
+fn check_segments(segments: u32) -> Result<()> {
+    let files = open_files_limit().map_or(MAX_SEGMENTS, |limit| limit.saturating_sub(OTHER_FILES));
+    if u64::from(segments) <= files.min(MAX_SEGMENTS) {
+        return Ok(());
+    }
+    Err(config_error(format!(
+        "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
+         {files} open, and {MAX_SEGMENTS} at most: raise its limit of open files (`ulimit -n`), \
+         give less, or make a new directory with larger `segment_bytes`"
+    )))
 }
 
 /// The journal's file and its pages; made where there is none.

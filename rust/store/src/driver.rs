@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tiered_kv_io::{Clock, Nanos, WorkerPool};
+use tiered_kv_io::{Clock, Nanos, Origin, Running, WorkerPool};
 use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
@@ -50,6 +50,10 @@ pub(crate) struct Core {
     copy_threads: usize,
     accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
     timer: Timer,
+    /// The process whose threads these are.
+    origin: Origin,
+    /// Until the threads have ended.
+    running: Running,
     closed: AtomicBool,
     stopped: AtomicBool,
 }
@@ -105,6 +109,8 @@ impl Core {
             copy_threads: parts.copy_threads,
             accesses: ArrayQueue::new(ACCESS_QUEUE),
             timer: Timer::default(),
+            origin: Origin::here(),
+            running: Running::begin(),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
@@ -112,6 +118,12 @@ impl Core {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether this process is a forked child of the core's: none of its threads are here, and its
+    /// locks may be held by one of them for ever.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
     }
 
     /// Takes no more calls. Returns whether it took some before.
@@ -137,6 +149,9 @@ impl Core {
 
     /// Brings events that belong to no caller.
     pub(crate) fn drive(self: &Arc<Self>, events: impl IntoIterator<Item = Event>) {
+        if self.is_forked() {
+            return;
+        }
         let mut state = self.state.lock();
         let work = self.step(&mut state, events);
         drop(state);
@@ -258,6 +273,7 @@ impl Core {
         // Under the lock, so that the timer is either before its check or already waiting.
         let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
+        self.running.end();
     }
 }
 

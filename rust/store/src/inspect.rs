@@ -34,9 +34,15 @@ impl Store {
         stats
     }
 
-    /// Whether the store takes no more calls.
+    /// Whether the store takes no more calls; true in a forked child.
     pub fn is_closed(&self) -> bool {
-        self.core.is_closed()
+        self.core.is_forked() || self.core.is_closed()
+    }
+
+    /// Whether this process is a forked child of the one that opened the store. Methods
+    /// that return a `Result` then refuse; of the others only [`Store::close`] may be called.
+    pub fn is_forked(&self) -> bool {
+        self.core.is_forked()
     }
 
     /// State of the store's parts.

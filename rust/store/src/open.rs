@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    Arena, ArenaConfig, EngineConfig, IoDone, UringConfig, WorkerPool, choose_engine,
+    Arena, ArenaConfig, EngineConfig, IoDone, Running, UringConfig, WorkerPool, choose_engine,
     memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
@@ -48,6 +48,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
     config.check()?;
+    check_origin()?;
     let (drives, lost) = open_drives(config, seams)?;
     let dram = config.dram_capacity.unwrap_or_else(default_dram);
     let memory = memory_geometry(dram);
@@ -89,6 +90,16 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
     let total_s = begin.elapsed().as_secs_f64();
     Ok(Opened { core, drives, lost, arena, times: OpenTimes { total_s, populate_s, recover_s } })
+}
+
+fn check_origin() -> Result<()> {
+    if !Running::in_parent() {
+        return Ok(());
+    }
+    let context = "this process was forked while a store was open, which leaves its locks unusable: \
+                   fork before a store is opened or after it is closed, or start the process anew \
+                   (multiprocessing's spawn)";
+    Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
 fn default_dram() -> u64 {

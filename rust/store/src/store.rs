@@ -356,7 +356,9 @@ impl Store {
     /// Cancels a call. It still ends through its own result, when the core no longer touches its
     /// memory.
     pub fn cancel(&self, op: OpId) {
-        self.core.drive([Event::Cancel { op }]);
+        if !self.core.is_forked() {
+            self.core.drive([Event::Cancel { op }]);
+        }
     }
 
     /// Opens a request: its accesses are counted once, when it finishes.
@@ -365,9 +367,10 @@ impl Store {
     }
 
     /// Closes the store: ends calls in progress, writes what is not durable yet until the deadline,
-    /// and waits until nothing is in flight. Leases stay valid. A second close does nothing.
+    /// and waits until nothing is in flight. Leases stay valid. A second close does nothing, nor
+    /// does one in a forked child.
     pub fn close(&self) -> CloseReport {
-        if !self.core.refuse_calls() {
+        if self.core.is_forked() || !self.core.refuse_calls() {
             return CloseReport::default();
         }
         let (op, done) = Op::new();
@@ -402,12 +405,19 @@ impl Store {
         }
     }
 
-    pub(crate) fn check_open(&self, op: &'static str) -> Result<()> {
-        if self.core.is_closed() {
-            let remedy = "the store is closed: open it again";
-            return Err(Error::new(ErrorKind::Closed, op, remedy));
-        }
-        Ok(())
+    /// Checks that the store takes calls.
+    ///
+    /// # Errors
+    /// `Closed`, also in a forked child of the process that opened the store.
+    pub fn check_open(&self, op: &'static str) -> Result<()> {
+        let remedy = if self.core.is_forked() {
+            "the store belongs to the process that this one was forked from: open another here"
+        } else if self.core.is_closed() {
+            "the store is closed: open it again"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Closed, op, remedy))
     }
 
     pub(crate) fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {
@@ -419,6 +429,11 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        if self.core.is_forked() {
+            // Dropping the core would wait for threads that are not here.
+            std::mem::forget(self.core.clone());
+            return;
+        }
         self.close();
     }
 }
