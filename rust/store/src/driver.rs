@@ -3,7 +3,7 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
-use crate::call::{BlockSource, Call, Reply, WriteBuf, WriteBufs};
+use crate::call::{BlockSource, Call, WriteBuf};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
@@ -63,7 +63,7 @@ pub(crate) struct Core {
 struct Work {
     copies: Vec<Copy>,
     io: BTreeMap<DriveId, Vec<Command>>,
-    done: Vec<(Reply, Outcome, WriteBufs)>,
+    done: Vec<(Call, Outcome)>,
 }
 
 enum Copy {
@@ -182,7 +182,9 @@ impl Core {
             self.io[usize::from(drive)].submit(self, commands);
         }
         self.copy(work.copies);
-        for (reply, outcome, buffers) in work.done {
+        for (Call { reply, source, buffers }, outcome) in work.done {
+            // The caller's own, like the rest: not dropped under the lock, and before it is told.
+            drop(source);
             reply(outcome, buffers);
         }
     }
@@ -294,7 +296,7 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
         }
         Command::Complete { op, outcome } => {
             let call = state.calls.remove(&op).expect("a call completes once");
-            work.done.push((call.reply, outcome, call.buffers));
+            work.done.push((call, outcome));
         }
         Command::Load { drive, .. }
         | Command::PrepareSegment { drive, .. }
