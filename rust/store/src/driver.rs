@@ -309,6 +309,13 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
     }
 }
 
+/// Runs a copy that calls into the caller's code: a panic there, or a length that changed, must not
+/// leave the call without an end.
+fn contained<R>(copy: impl FnOnce() -> R) -> Option<R> {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(copy));
+    result.inspect_err(|_| tracing::error!("a caller's buffer panicked")).ok()
+}
+
 enum CopyResult {
     In(Event),
     Out(Event, (OpId, usize, Box<dyn WriteBuf>)),
@@ -325,12 +332,20 @@ impl Copy {
     fn run(self) -> CopyResult {
         match self {
             Self::In { op, item, into, source } => {
-                let filled = into.fill_from(source.block(item));
-                CopyResult::In(Event::CopiedIn { op, item, filled })
+                let filled = contained(|| {
+                    let block = source.block(item);
+                    (block.len() as u64 == into.bytes()).then(|| into.fill_from(block))
+                });
+                CopyResult::In(Event::CopiedIn { op, item, filled: filled.flatten() })
             }
             Self::Out { op, item, from, mut buffer } => {
-                let intact = from.copy_out(buffer.as_mut_slice());
-                CopyResult::Out(Event::CopiedOut { op, item, intact }, (op, item, buffer))
+                let intact = contained(|| {
+                    let out = buffer.as_mut_slice();
+                    (out.len() as u64 == from.bytes()).then(|| from.copy_out(out))
+                });
+                let (intact, generation) = (intact.flatten(), from.generation());
+                let event = Event::CopiedOut { op, item, intact, generation };
+                CopyResult::Out(event, (op, item, buffer))
             }
         }
     }
