@@ -96,9 +96,7 @@ class StoreBase:
         """
         return self._core.contains(ns, key)
 
-    def lookup_hybrid(
-        self, ns: _core.Namespace, groups: Sequence[tuple[Buffer, GroupRule]]
-    ) -> int:
+    def lookup_hybrid(self, ns: _core.Namespace, groups: Sequence[tuple[Buffer, GroupRule]]) -> int:
         """Says how much of a prompt is there for a model whose groups of layers differ.
 
         Args:

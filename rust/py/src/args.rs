@@ -16,17 +16,25 @@ pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<B
     keys_of(op, "keys", value)
 }
 
-/// Packed keys that errors name `field`, as far as they are about the buffer.
+/// Packed keys, n x 32 bytes, which errors call `field`.
 pub(crate) fn keys_of(
     op: &'static str,
     field: &str,
     value: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<BlockKey>> {
-    if let Ok(bytes) = value.cast::<PyBytes>() {
-        return BlockKey::unpack(bytes.as_bytes()).or_raise(value.py());
+    let unpack = |packed: &[u8]| {
+        if !packed.len().is_multiple_of(KEY_BYTES) {
+            let len = packed.len();
+            let remedy = "pass packed keys as keys_from_tokens or keys_from_opaque return them";
+            let context = format!("`{field}` holds {len} bytes, no multiple of {KEY_BYTES}");
+            return Err(invalid(value.py(), op, format!("{context}: {remedy}")));
+        }
+        BlockKey::unpack(packed).or_raise(value.py())
+    };
+    match value.cast::<PyBytes>() {
+        Ok(bytes) => unpack(bytes.as_bytes()),
+        Err(_) => unpack(Held::one(op, field, value, false)?.bytes()),
     }
-    let held = Held::one(op, field, value, false)?;
-    BlockKey::unpack(held.bytes()).or_raise(value.py())
 }
 
 /// One key of 32 bytes.

@@ -94,13 +94,11 @@ fn group_rule(op: &'static str, field: &str, rule: &Bound<'_, PyAny>) -> PyResul
         Ok("last") => return Ok(GroupRule::Last),
         _ => {}
     }
-    if let Ok((name, blocks)) = rule.extract::<(String, Bound<'_, PyAny>)>()
+    if let Ok((name, blocks)) = rule.extract::<(String, usize)>()
         && name == "window"
+        && blocks > 0
     {
-        let blocks: usize = args::whole(op, &format!("{field} window"), &blocks)?;
-        if blocks > 0 {
-            return Ok(GroupRule::Window(blocks));
-        }
+        return Ok(GroupRule::Window(blocks));
     }
     let shown = rule.repr().map_or_else(|_| "unknown".into(), |text| text.to_string());
     let remedy = "give \"all\", \"last\" or (\"window\", blocks) with 1 block or more";
