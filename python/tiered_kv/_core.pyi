@@ -6,7 +6,7 @@ Wherever a `Buffer` is asked for, any C-contiguous object with the buffer protoc
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, final, overload
+from typing import Any, Literal, TypeAlias, final, overload
 
 from typing_extensions import Buffer
 
@@ -42,9 +42,9 @@ __all__ = [
     "probe_memory",
 ]
 
-_Blocks = Buffer | Sequence[Buffer]
-_Rule = Literal["all", "last"] | tuple[Literal["window"], int]
-_Seconds = float | None
+_Blocks: TypeAlias = Buffer | Sequence[Buffer]
+_Rule: TypeAlias = Literal["all", "last"] | tuple[Literal["window"], int]
+_Seconds: TypeAlias = float | None
 
 __version__: str
 FORMAT_VERSION: int
