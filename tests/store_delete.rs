@@ -96,6 +96,20 @@ fn a_new_epoch_takes_a_namespace_and_leaves_others_alone() {
 }
 
 #[test]
+fn what_was_begun_before_a_new_epoch_is_not_published_after_it() {
+    let store = Store::open(&memory_only(1 << 20)).expect("opens");
+    let ns = namespace(&store);
+    let keys = chain(&ns, 1, 2);
+    let reservation = store.reserve(&ns, &keys, &PutOptions::default()).expect("open");
+    store.new_epoch(&ns).expect("open").wait();
+    let report = store.publish(reservation).expect("in time");
+    assert_eq!(report.stored(), 0, "{report:?}: bytes of the weights before");
+    assert_eq!(present(&store, &keys), [false; 2]);
+    assert_eq!(put(&store, &keys), 2, "what is begun after it is stored");
+    assert_eq!(store.audit().faults, Vec::<String>::new());
+}
+
+#[test]
 fn what_is_older_goes_and_what_is_newer_stays() {
     let store = Store::open(&memory_only(1 << 20)).expect("opens");
     let ns = namespace(&store);

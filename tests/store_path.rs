@@ -320,3 +320,47 @@ fn a_clean_close_leaves_a_checkpoint_that_the_next_open_uses_up() {
     let store = Store::open(&config).expect("a damaged checkpoint is not believed");
     assert_eq!(hits(&store, &keys), [false; 8], "and the tables were wiped");
 }
+
+/// A source that looks into the store when it is dropped.
+struct Curious {
+    store: std::sync::Weak<Store>,
+    dropped: std::sync::mpsc::Sender<()>,
+    block: Vec<u8>,
+}
+
+impl tiered_kv::BlockSource for Curious {
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn block(&self, _index: usize) -> &[u8] {
+        &self.block
+    }
+}
+
+impl Drop for Curious {
+    fn drop(&mut self) {
+        if let Some(store) = self.store.upgrade() {
+            store.stats();
+        }
+        let _ = self.dropped.send(());
+    }
+}
+
+#[test]
+fn a_source_is_dropped_without_the_lock_held() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let keys = chain(&namespace(&store), 1, 1);
+    let (dropped, told) = std::sync::mpsc::channel();
+    let source =
+        Curious { store: std::sync::Arc::downgrade(&store), dropped, block: bytes_of(&keys[0]) };
+    std::thread::spawn({
+        let store = store.clone();
+        move || drop(store.put(&namespace(&store), &keys, source, &PutOptions::default()))
+    });
+    if told.recv_timeout(Duration::from_secs(10)).is_err() {
+        // Neither dropping nor closing the store would come back.
+        std::mem::forget(store);
+        panic!("the source's drop waits for the lock");
+    }
+}

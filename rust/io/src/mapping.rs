@@ -96,8 +96,8 @@ impl Mapping {
     fn advise(&self, offset: usize, len: usize, advice: Advice) -> io::Result<()> {
         let start = self.range(offset, len);
         loop {
-            // SAFETY: the range lies in this mapping, and the advices used here (dump, fork, populate)
-            // change no byte of it.
+            // SAFETY: the range lies in this mapping, and the advices used here (dump, fork,
+            // populate) change no byte of it.
             match unsafe { rustix::mm::madvise(start.cast(), len, advice) } {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 other => return Ok(other?),

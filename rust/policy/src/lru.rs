@@ -198,8 +198,8 @@ mod tests {
                         naive.remove(at);
                     }
                     (3.., Some(at)) => {
-                        let standing =
-                            [Standing::Orphan, Standing::Candidate, Standing::Kept][op as usize - 3];
+                        let all = [Standing::Orphan, Standing::Candidate, Standing::Kept];
+                        let standing = all[op as usize - 3];
                         lru.set_standing(Tier::Dram, block, standing);
                         naive[at].1 = standing;
                     }

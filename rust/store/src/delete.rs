@@ -19,8 +19,8 @@ pub enum Delete {
 }
 
 impl Store {
-    /// Deletes blocks from every tier. They are gone for every caller at once; the operation ends when
-    /// nothing of it can come back after a crash. Leases stay valid until they are dropped.
+    /// Deletes blocks from every tier. They are gone for every caller at once; the operation ends
+    /// when nothing of it can come back after a crash. Leases stay valid until they are dropped.
     ///
     /// # Errors
     /// `Closed`.
@@ -30,8 +30,8 @@ impl Store {
         Ok(op)
     }
 
-    /// Like [`Store::delete`], with a deadline and a function instead of an operation. A delete whose
-    /// deadline passes has deleted, and reports that it is not durable.
+    /// Like [`Store::delete`], with a deadline and a function instead of an operation. A delete
+    /// whose deadline passes has deleted, and reports that it is not durable.
     ///
     /// # Errors
     /// `Closed`.
@@ -61,8 +61,8 @@ impl Store {
         Ok(self.core.submit(call, |op| Event::Delete { op, ns, doomed, deadline }))
     }
 
-    /// Begins a new epoch of a namespace, as after its weights were updated: nothing stored before is
-    /// ever served again. Durable when the operation ends.
+    /// Begins a new epoch of a namespace, as after its weights were updated: nothing stored before
+    /// is ever served again. Durable when the operation ends.
     ///
     /// # Errors
     /// `Closed`.

@@ -54,7 +54,11 @@ pub(crate) fn open_drive(
     let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
     let disk = (seams.open_disk)(dir)?;
     let stride = u32::try_from(RECORD_BYTES).expect("512").max(disk.alignment().offset);
-    let found = disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64)?;
+    let found = match disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64) {
+        // Longer than any superblock: not empty and not sound.
+        Err(err) if err.kind() == ErrorKind::FormatMismatch => Some(vec![0xff]),
+        other => other?,
+    };
     let mismatch = match found.as_deref().map(Superblock::decode) {
         Some(Decoded::Valid(superblock)) => {
             let usable = superblock.segment_bytes >= 2 * PAGE_BYTES
@@ -325,7 +329,8 @@ impl Drive {
         u64::from(self.geometry.segments) * self.geometry.segment_bytes
     }
 
-    /// The checkpoint of a clean close, if there is one. It is removed: from now on it is out of date.
+    /// The checkpoint of a clean close, if there is one. It is removed: from now on it is out of
+    /// date.
     pub(crate) fn take_checkpoint(&self) -> Result<Option<Checkpoint>> {
         let Some(bytes) = self.disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES)? else {
             return Ok(None);

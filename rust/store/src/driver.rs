@@ -3,7 +3,7 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
-use crate::call::{BlockSource, Call, Reply, WriteBuf, WriteBufs};
+use crate::call::{BlockSource, Call, WriteBuf};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
@@ -63,7 +63,7 @@ pub(crate) struct Core {
 struct Work {
     copies: Vec<Copy>,
     io: BTreeMap<DriveId, Vec<Command>>,
-    done: Vec<(Reply, Outcome, WriteBufs)>,
+    done: Vec<(Call, Outcome)>,
 }
 
 enum Copy {
@@ -182,7 +182,9 @@ impl Core {
             self.io[usize::from(drive)].submit(self, commands);
         }
         self.copy(work.copies);
-        for (reply, outcome, buffers) in work.done {
+        for (Call { reply, source, buffers }, outcome) in work.done {
+            // The caller's own, like the rest: not dropped under the lock, and before it is told.
+            drop(source);
             reply(outcome, buffers);
         }
     }
@@ -294,7 +296,7 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
         }
         Command::Complete { op, outcome } => {
             let call = state.calls.remove(&op).expect("a call completes once");
-            work.done.push((call.reply, outcome, call.buffers));
+            work.done.push((call, outcome));
         }
         Command::Load { drive, .. }
         | Command::PrepareSegment { drive, .. }
@@ -305,6 +307,13 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
             work.io.entry(drive).or_default().push(command);
         }
     }
+}
+
+/// Runs a copy that calls into the caller's code: a panic there, or a length that changed, must not
+/// leave the call without an end.
+fn contained<R>(copy: impl FnOnce() -> R) -> Option<R> {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(copy));
+    result.inspect_err(|_| tracing::error!("a caller's buffer panicked")).ok()
 }
 
 enum CopyResult {
@@ -323,12 +332,20 @@ impl Copy {
     fn run(self) -> CopyResult {
         match self {
             Self::In { op, item, into, source } => {
-                let filled = into.fill_from(source.block(item));
-                CopyResult::In(Event::CopiedIn { op, item, filled })
+                let filled = contained(|| {
+                    let block = source.block(item);
+                    (block.len() as u64 == into.bytes()).then(|| into.fill_from(block))
+                });
+                CopyResult::In(Event::CopiedIn { op, item, filled: filled.flatten() })
             }
             Self::Out { op, item, from, mut buffer } => {
-                let intact = from.copy_out(buffer.as_mut_slice());
-                CopyResult::Out(Event::CopiedOut { op, item, intact }, (op, item, buffer))
+                let intact = contained(|| {
+                    let out = buffer.as_mut_slice();
+                    (out.len() as u64 == from.bytes()).then(|| from.copy_out(out))
+                });
+                let (intact, generation) = (intact.flatten(), from.generation());
+                let event = Event::CopiedOut { op, item, intact, generation };
+                CopyResult::Out(event, (op, item, buffer))
             }
         }
     }

@@ -91,8 +91,8 @@ impl Store {
         Ok(Hold { core: self.core.clone(), id, held })
     }
 
-    /// Begins to load blocks from a drive into memory, in their order, without waiting; it stops where
-    /// memory or the budget of loads is used up.
+    /// Begins to load blocks from a drive into memory, in their order, without waiting; it stops
+    /// where memory or the budget of loads is used up.
     ///
     /// # Errors
     /// `Closed`.
@@ -103,8 +103,8 @@ impl Store {
         Ok(())
     }
 
-    /// The largest position, in blocks, for which every group of layers has all that it still needs,
-    /// scanned from the end. Each group gives its keys, one a block of the prompt.
+    /// The largest position, in blocks, for which every group of layers has all that it still
+    /// needs, scanned from the end. Each group gives its keys, one a block of the prompt.
     ///
     /// # Errors
     /// `InvalidArgument` where the groups have different numbers of keys.

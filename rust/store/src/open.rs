@@ -96,8 +96,8 @@ fn check_origin() -> Result<()> {
     if !Running::in_parent() {
         return Ok(());
     }
-    let context = "this process was forked while a store was open, which leaves its locks unusable: \
-                   fork before a store is opened or after it is closed, or start the process anew \
+    let context = "this process was forked while a store was open, whose locks it cannot use: fork \
+                   before a store is opened or after it is closed, or start the process anew \
                    (multiprocessing's spawn)";
     Err(Error::new(ErrorKind::Unsupported, "open", context))
 }

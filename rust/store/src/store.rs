@@ -31,6 +31,8 @@ pub struct Store {
     pub(crate) lost: Vec<(std::path::PathBuf, Error)>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
+    /// Held by whoever closes the store.
+    closing: parking_lot::Mutex<()>,
 }
 
 impl Store {
@@ -49,7 +51,15 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_with(config: &StoreConfig, seams: &Seams) -> Result<Arc<Self>> {
         let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
-        Ok(Arc::new(Self { core, config: config.clone(), drives, lost, arena, times }))
+        Ok(Arc::new(Self {
+            core,
+            config: config.clone(),
+            drives,
+            lost,
+            arena,
+            times,
+            closing: parking_lot::Mutex::new(()),
+        }))
     }
 
     /// Opens a namespace: a cheap handle that calls name.
@@ -370,7 +380,12 @@ impl Store {
     /// and waits until nothing is in flight. Leases stay valid. A second close does nothing, nor
     /// does one in a forked child.
     pub fn close(&self) -> CloseReport {
-        if self.core.is_forked() || !self.core.refuse_calls() {
+        if self.core.is_forked() {
+            return CloseReport::default();
+        }
+        // A second close waits for the first.
+        let _closing = self.closing.lock();
+        if !self.core.refuse_calls() {
             return CloseReport::default();
         }
         let (op, done) = Op::new();

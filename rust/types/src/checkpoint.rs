@@ -1,7 +1,8 @@
 //! The checkpoint that a clean close writes, so that the next open need not read every table.
 //!
-//! It is written whole beside the segments and renamed into place, and removed when the store is opened
-//! again, before anything else is written: one that is there describes exactly what the segments hold.
+//! It is written whole beside the segments and renamed into place, and removed when the store is
+//! opened again, before anything else is written: one that is there describes exactly what the
+//! segments hold.
 
 use crate::codec::{Writer, array, triage, u32_at};
 use crate::record::{Decoded, RECORD_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader};

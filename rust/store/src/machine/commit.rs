@@ -150,6 +150,7 @@ impl Machine {
         let groups = &mut self.groups.under_way;
         let Some(at) = groups.iter().position(|g| g.id == group) else { return };
         let group = groups.remove(at).expect("position found it");
+        self.keep_classes();
         let lost = |id: &BlockId| {
             let home = self.table.get(*id).map(|b| b.home);
             group.failed.contains(id) || home.is_none_or(|h| group.failed_drives.contains(&h))

@@ -146,6 +146,9 @@ impl Machine {
                 (blocks.collect(), vec![tombstone(Buried::StoredBefore(*unix_ns))])
             }
         };
+        if matches!(doomed, Doomed::StoredBefore(u64::MAX)) {
+            self.namespaces[ns as usize].epoch = generation;
+        }
         let mut report = DeleteReport { removed: 0, durable: true };
         for id in blocks {
             let Some(block) = self.table.get(id).filter(|b| !b.doomed) else { continue };

@@ -21,7 +21,7 @@ impl Machine {
     }
 
     pub(super) fn memory_for_slabs(&mut self, lens: &[u64]) -> Option<Filling> {
-        let mut filling = Filling::new(self.freed.clone());
+        let mut filling = Filling::new(self.freed.clone(), self.next_generation);
         for len in lens {
             let class = round_up_to_page(*len);
             let id = self.memory_slot(class)?;

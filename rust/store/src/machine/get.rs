@@ -226,7 +226,8 @@ impl Machine {
         &mut self,
         op: OpId,
         item: usize,
-        intact: bool,
+        intact: Option<bool>,
+        generation: u64,
         out: &mut Vec<Command>,
     ) {
         let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
@@ -236,20 +237,27 @@ impl Machine {
             State::Copying(tier) => tier,
             _ => unreachable!("only a block that is being copied ends its copy"),
         };
-        get.states[item] =
-            if intact { State::Done(tier) } else { State::Miss(MissReason::Corrupt) };
-        if !intact {
-            self.memory_corrupt(key);
+        get.states[item] = match intact {
+            Some(true) => State::Done(tier),
+            Some(false) => State::Miss(MissReason::Corrupt),
+            None => State::Miss(MissReason::Length),
+        };
+        if intact == Some(false) {
+            self.memory_corrupt(key, generation);
         }
         self.finish_get(op, out);
     }
 
     /// A copy in memory no longer has its checksum: it is dropped; a durable copy stays.
-    fn memory_corrupt(&mut self, key: crate::index::FullKey) {
+    fn memory_corrupt(&mut self, key: crate::index::FullKey, generation: u64) {
         self.counters.corrupt_dram += 1;
         self.log.push(self.now, LogKind::Fault(MissReason::Corrupt), &key, Some(Tier::Dram));
         let Some(id) = self.table.id(&key) else { return };
         let block = self.table.get(id).expect("mapped blocks exist");
+        if block.generation != generation {
+            // The copy was replaced meanwhile: the one that is served is another.
+            return;
+        }
         if !block.is_durable() {
             self.remove_block(id, MissReason::Corrupt);
         } else if block.in_dram {

@@ -124,7 +124,8 @@ pub(crate) enum Event {
     CopiedIn {
         op: OpId,
         item: usize,
-        filled: Filled,
+        /// `None` where the caller's memory could not be read.
+        filled: Option<Filled>,
     },
     Reserve {
         op: OpId,
@@ -161,7 +162,10 @@ pub(crate) enum Event {
     CopiedOut {
         op: OpId,
         item: usize,
-        intact: bool,
+        /// Whether the copy still had its checksums; `None` where the caller's memory could not be
+        /// written.
+        intact: Option<bool>,
+        generation: u64,
     },
     LoadDone {
         block: BlockId,

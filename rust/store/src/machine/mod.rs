@@ -84,6 +84,8 @@ pub(crate) struct Namespace {
     /// Known once a caller opened the namespace; recovery knows digests only.
     pub(crate) layout: Option<KvLayout>,
     shape: Option<u32>,
+    /// Generation of the last epoch: what was begun before it is not published after it.
+    epoch: u64,
 }
 
 /// A call in progress.
@@ -226,7 +228,9 @@ impl Machine {
             Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
             Event::Release { hold } => self.release(hold),
             Event::Prefetch { ns, keys } => self.prefetch(ns, &keys, out),
-            Event::CopiedOut { op, item, intact } => self.copied_out(op, item, intact, out),
+            Event::CopiedOut { op, item, intact, generation } => {
+                self.copied_out(op, item, intact, generation, out);
+            }
             Event::LoadDone { block, result } => self.load_done(block, result, out),
             Event::SegmentReady { drive, segment, result } => {
                 self.segment_ready(drive, segment, result);
@@ -293,7 +297,7 @@ impl Machine {
             return *ns;
         }
         let ns = u32::try_from(self.namespaces.len()).expect("fewer than 2^32 namespaces");
-        self.namespaces.push(Namespace { id, layout: None, shape: None });
+        self.namespaces.push(Namespace { id, layout: None, shape: None, epoch: 0 });
         self.ns_by_id.insert(id, ns);
         ns
     }

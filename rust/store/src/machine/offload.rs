@@ -148,7 +148,17 @@ impl Machine {
             phase: Phase::Payloads,
             retires,
         });
+        self.keep_classes();
         self.advance_groups(out);
+    }
+
+    /// Segments whose headers a group under way will zero keep their class until it has.
+    pub(super) fn keep_classes(&mut self) {
+        let clears = || self.groups.under_way.iter().flat_map(|g| &g.clears);
+        for (number, drive) in (0..).zip(&mut self.drives) {
+            let ours = clears().filter(|(home, _)| *home == number);
+            drive.slots.set_busy(ours.map(|(_, slot)| slot.segment).collect());
+        }
     }
 
     /// Takes slots for the blocks of the next group, roots before what hangs on them.
@@ -260,6 +270,8 @@ impl Machine {
                 }
                 Alloc::Prepare(segment) => {
                     drive.preparing += 1;
+                    // The new table is empty: nothing of the old one is left to be zeroed.
+                    drive.clears.retain(|slot| slot.segment != segment);
                     let image = drive.segment_image(segment);
                     let file = drive.files[segment as usize];
                     out.push(Command::PrepareSegment { drive: home, segment, file, image });
@@ -295,8 +307,13 @@ impl Machine {
                 tracing::warn!(segment, %err, "a segment could not be prepared");
                 drive.slots.broken(segment);
                 self.counters.segment_faults += 1;
-                // A full or lost disk: the next segment would fail too, so writing pauses at once.
-                drive.pause(self.now.mono);
+                // On a full disk the next segment would fail too. Where nothing is there to be
+                // recycled writing pauses then, and where no segment is left.
+                let full = err.kind() == std::io::ErrorKind::StorageFull;
+                let recycles = drive.slots.ready_segments().next().is_some();
+                if !recycles && (full || !drive.slots.has_untried()) {
+                    drive.pause(self.now.mono);
+                }
             }
         }
     }

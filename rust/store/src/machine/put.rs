@@ -146,11 +146,14 @@ impl Machine {
         &mut self,
         op: OpId,
         item: usize,
-        filled: Filled,
+        filled: Option<Filled>,
         out: &mut Vec<Command>,
     ) {
         let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
-        put.filled[item] = Some(filled);
+        if filled.is_none() {
+            put.statuses[item] = Some(PutStatus::Ended);
+        }
+        put.filled[item] = filled;
         put.copying -= 1;
         let (ns, item) = (put.ns, put.items[item]);
         self.copying_bytes -= self.layout(ns).block_bytes();
@@ -227,6 +230,9 @@ impl Machine {
         filled: Filled,
         published: &mut Vec<BlockId>,
     ) -> PutStatus {
+        if filled.begun() <= self.namespaces[ns as usize].epoch {
+            return PutStatus::Ended;
+        }
         if !self.supersedes(ns, item) {
             return PutStatus::Exists;
         }

@@ -229,7 +229,8 @@ impl BlockTable {
         }
     }
 
-    /// Marks everything that hangs on `key` as out of reach, or as reached again; returns what changed.
+    /// Marks everything that hangs on `key` as out of reach, or as reached again; returns what
+    /// changed.
     fn set_orphans(&mut self, key: &FullKey, orphan: bool) -> Vec<BlockId> {
         let mut changed = Vec::new();
         let mut parents = vec![*key];

@@ -41,8 +41,8 @@ impl Oracle {
         self.keys.entry(key).or_default().offered.insert(version);
     }
 
-    /// A put that waited became visible at some moment before it was acknowledged: of what is current
-    /// nothing is known then.
+    /// A put that waited became visible at some moment before it was acknowledged: of what is
+    /// current nothing is known then.
     pub(super) fn stored_some_time(&mut self, key: BlockKey, version: u64, at: u64) {
         let known = self.keys.entry(key).or_default();
         known.stored.insert(version);

@@ -256,7 +256,7 @@ impl World {
                 };
                 let layout = &self.layouts[*ns as usize];
                 let bytes = payload(layout, &keys[item], versions[item]);
-                Event::CopiedIn { op, item, filled: into.fill_from(&bytes) }
+                Event::CopiedIn { op, item, filled: Some(into.fill_from(&bytes)) }
             }
             Command::CopyOut { op, item, from } => {
                 let mut bytes = vec![0; usize::try_from(from.bytes()).expect("small")];
@@ -264,7 +264,7 @@ impl World {
                 if let Some(Call::Get { copied, .. }) = self.calls.get_mut(&op) {
                     copied.insert(item, bytes);
                 }
-                Event::CopiedOut { op, item, intact }
+                Event::CopiedOut { op, item, intact: Some(intact), generation: from.generation() }
             }
             Command::Load { block, drive, reads, mut into } => {
                 let disk = &self.disks[usize::from(drive)];
@@ -279,6 +279,13 @@ impl World {
                 let result = if fails { Err(LoadFault::Io) } else { checked };
                 Event::LoadDone { block, result }
             }
+            write => self.write(write, fails),
+        }
+    }
+
+    /// Performs a command that writes to a disk.
+    fn write(&mut self, command: Command, fails: bool) -> Event {
+        match command {
             Command::PrepareSegment { drive, segment, file, image } => {
                 let disk = &self.disks[usize::from(drive)];
                 let result = if fails {
@@ -325,7 +332,7 @@ impl World {
                 }
                 Event::JournalWritten { drive, zero, ok: !fails }
             }
-            Command::Complete { .. } => unreachable!("taken in at once"),
+            other => unreachable!("{other:?} writes nothing"),
         }
     }
 
