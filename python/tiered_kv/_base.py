@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     Buffers = Buffer | Sequence[Buffer]
+    GroupRule = Literal["all", "last"] | tuple[Literal["window"], int]
 
 
 class StoreBase:
@@ -95,6 +96,60 @@ class StoreBase:
         """
         return self._core.contains(ns, key)
 
+    def lookup_hybrid(self, ns: _core.Namespace, groups: Sequence[tuple[Buffer, GroupRule]]) -> int:
+        """Says how much of a prompt is there for a model whose groups of layers differ.
+
+        Args:
+            ns: The namespace.
+            groups: For each group its packed keys, one a block of the prompt, and its rule: `"all"`
+                needs every block before a position, `("window", n)` the last n, `"last"` the one
+                that ends there, as recurrent state.
+
+        Returns:
+            The largest position, in blocks, at which every group has all that it still needs.
+
+        Raises:
+            InvalidArgumentError: The groups have different numbers of keys, or a rule is unknown.
+            ClosedError: The store is closed.
+        """
+        return self._core.lookup_hybrid(ns, groups)
+
+    def hold(self, ns: _core.Namespace, keys: Buffer, ttl: float) -> _core.Hold:
+        """Keeps blocks on whatever tier they are, as between a lookup and its `get`.
+
+        It ends when it is released or dropped, with the `get` or `get_into` that it is given to, or
+        after `ttl`. One that has ended is no error: its blocks may be misses then.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            ttl: Seconds that it lasts at most.
+
+        Returns:
+            The hold, also a context manager. A key that is not stored is not held, nor is one
+            beyond the bytes that may be held at once.
+
+        Raises:
+            InvalidArgumentError: `keys` or `ttl` is wrong, or `ns` is of another store.
+            ClosedError: The store is closed.
+        """
+        return self._core.hold(ns, keys, ttl)
+
+    def prefetch(self, ns: _core.Namespace, keys: Buffer) -> None:
+        """Begins to load blocks from a drive into memory, in their order; waits for nothing.
+
+        It stops where memory or the budget of loads is used up, and tells nothing of it.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+
+        Raises:
+            InvalidArgumentError: `keys` is no multiple of 32 bytes, or `ns` is of another store.
+            ClosedError: The store is closed.
+        """
+        self._core.prefetch(ns, keys)
+
     def reserve(
         self,
         ns: _core.Namespace,
@@ -150,7 +205,7 @@ class StoreBase:
             The request; pass it to `get`, and call `observe` and `finish`.
 
         Raises:
-            InvalidArgumentError: `block_type` is not known.
+            InvalidArgumentError: `block_type` is not known, or `turn` is out of range.
             ClosedError: The store is closed.
         """
         return self._core.begin_request(context or RequestContext())
@@ -171,7 +226,11 @@ class StoreBase:
         return Channel(_core.Channel(self._core, capacity))
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals."""
+        """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
+
+        Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; `holds` in force, and the
+        `held_bytes` that they keep.
+        """
         return self._core.stats()
 
     def health(self) -> dict[str, Any]:

@@ -6,8 +6,7 @@ Wherever a `Buffer` is asked for, any C-contiguous object with the buffer protoc
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, final, overload
+from typing import Any, Literal, TypeAlias, final, overload
 
 from typing_extensions import Buffer
 
@@ -22,6 +21,7 @@ __all__ = [
     "CompletionQueue",
     "DeleteReport",
     "FlushReport",
+    "Hold",
     "IntoReport",
     "Lease",
     "Leases",
@@ -41,6 +41,10 @@ __all__ = [
     "probe_io_uring",
     "probe_memory",
 ]
+
+_Blocks: TypeAlias = Buffer | Sequence[Buffer]
+_Rule: TypeAlias = Literal["all", "last"] | tuple[Literal["window"], int]
+_Seconds: TypeAlias = float | None
 
 __version__: str
 FORMAT_VERSION: int
@@ -147,6 +151,21 @@ class Lookup:
         """0 absent, 1 dram, 3 nvme, 254 loading, 255 being written; 0 behind a prefix."""
 
 @final
+class Hold:
+    """Keeps blocks in some tier until it ends; see `tiered_kv.TieredStore.hold`."""
+
+    @property
+    def hits(self) -> int:
+        """Leading keys that were held when it was made."""
+    @property
+    def held(self) -> list[bool]:
+        """For each key, whether it was held when the hold was made."""
+    def release(self) -> None:
+        """Ends the hold; does nothing where it has ended."""
+    def __enter__(self) -> Hold: ...
+    def __exit__(self, _kind: object, _error: object, _trace: object, /) -> None: ...
+
+@final
 class Leases:
     """What a `get` found: read-only views, pinned until the batch and the views are gone.
 
@@ -176,13 +195,7 @@ class Leases:
     def release(self) -> None:
         """Unpins every block without a view alive; the others follow with their last view."""
     def __enter__(self) -> Leases: ...
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, _kind: object, _error: object, _trace: object, /) -> None: ...
 
 @final
 class Lease:
@@ -223,6 +236,7 @@ class PutOptions:
         chunk_ends: Sequence[bool] | None = None,
         computed: str = "prefill",
         block_type: str | None = None,
+        wait: float | None = None,
         timeout: float | None = None,
     ) -> PutOptions: ...
 
@@ -307,13 +321,7 @@ class Reservation:
     def abandon(self) -> None:
         """Gives the memory back: now, or with the last writable view."""
     def __enter__(self) -> Reservation: ...
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, _kind: object, _error: object, _trace: object, /) -> None: ...
 
 @final
 class Request:
@@ -328,7 +336,7 @@ class Request:
             position: Place of the first in the sequence, in blocks.
 
         Raises:
-            InvalidArgumentError: `keys` is no multiple of 32 bytes, or `ns` is of another store.
+            InvalidArgumentError: An argument is out of range, or `ns` is of another store.
         """
     def finish(self, output_tokens: int = 0, engine_hit_tokens: int = 0) -> None:
         """Counts one access for each block observed; a second finish counts nothing.
@@ -372,16 +380,13 @@ class Channel:
         self,
         ns: Namespace,
         keys: Buffer,
-        buffers: Buffer | Sequence[Buffer],
+        buffers: _Blocks,
         timeout: float | None = None,
         req: Request | None = None,
+        hold: Hold | None = None,
     ) -> int: ...
     def submit_put(
-        self,
-        ns: Namespace,
-        keys: Buffer,
-        buffers: Buffer | Sequence[Buffer],
-        options: PutOptions,
+        self, ns: Namespace, keys: Buffer, buffers: _Blocks, options: PutOptions
     ) -> int: ...
     def submit_delete(self, ns: Namespace, keys: Buffer, timeout: float | None = None) -> int: ...
     def drain(self) -> list[tuple[int, bool, bytes, int, float]]: ...
@@ -402,6 +407,9 @@ class Store:
     def namespace(self, spec: NamespaceSpec) -> Namespace: ...
     def lookup(self, ns: Namespace, keys: Buffer, mode: str = "prefix") -> Lookup: ...
     def contains(self, ns: Namespace, key: Buffer) -> bool: ...
+    def lookup_hybrid(self, ns: Namespace, groups: Sequence[tuple[Buffer, _Rule]]) -> int: ...
+    def hold(self, ns: Namespace, keys: Buffer, ttl: float) -> Hold: ...
+    def prefetch(self, ns: Namespace, keys: Buffer) -> None: ...
     @overload
     def get(
         self,
@@ -409,6 +417,7 @@ class Store:
         keys: Buffer,
         timeout: float | None = None,
         req: Request | None = None,
+        hold: Hold | None = None,
         queue: None = None,
     ) -> Leases: ...
     @overload
@@ -418,6 +427,7 @@ class Store:
         keys: Buffer,
         timeout: float | None,
         req: Request | None,
+        hold: Hold | None,
         queue: CompletionQueue,
     ) -> Leases | Call: ...
     @overload
@@ -425,9 +435,10 @@ class Store:
         self,
         ns: Namespace,
         keys: Buffer,
-        buffers: Buffer | Sequence[Buffer],
+        buffers: _Blocks,
         timeout: float | None = None,
         req: Request | None = None,
+        hold: Hold | None = None,
         queue: None = None,
     ) -> IntoReport: ...
     @overload
@@ -435,26 +446,22 @@ class Store:
         self,
         ns: Namespace,
         keys: Buffer,
-        buffers: Buffer | Sequence[Buffer],
+        buffers: _Blocks,
         timeout: float | None,
         req: Request | None,
+        hold: Hold | None,
         queue: CompletionQueue,
     ) -> IntoReport | Call: ...
     @overload
     def put(
-        self,
-        ns: Namespace,
-        keys: Buffer,
-        buffers: Buffer | Sequence[Buffer],
-        options: PutOptions,
-        queue: None = None,
+        self, ns: Namespace, keys: Buffer, buffers: _Blocks, options: PutOptions, queue: None = None
     ) -> PutReport: ...
     @overload
     def put(
         self,
         ns: Namespace,
         keys: Buffer,
-        buffers: Buffer | Sequence[Buffer],
+        buffers: _Blocks,
         options: PutOptions,
         queue: CompletionQueue,
     ) -> PutReport | Call: ...
@@ -472,11 +479,7 @@ class Store:
     ) -> DeleteReport | Call: ...
     @overload
     def delete_all(
-        self,
-        ns: Namespace,
-        seconds: float | None = None,
-        timeout: float | None = None,
-        queue: None = None,
+        self, ns: Namespace, seconds: _Seconds = None, timeout: _Seconds = None, queue: None = None
     ) -> DeleteReport: ...
     @overload
     def delete_all(

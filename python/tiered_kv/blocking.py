@@ -46,9 +46,10 @@ class BlockingStore(StoreBase):
         keys: Buffer,
         timeout: float | None = None,
         req: _core.Request | None = None,
+        hold: _core.Hold | None = None,
     ) -> _core.Leases:
         """Leases blocks; see `tiered_kv.TieredStore.get`."""
-        return self._core.get(ns, keys, timeout, req)
+        return self._core.get(ns, keys, timeout, req, hold)
 
     def get_into(
         self,
@@ -57,9 +58,10 @@ class BlockingStore(StoreBase):
         buffers: Buffers,
         timeout: float | None = None,
         req: _core.Request | None = None,
+        hold: _core.Hold | None = None,
     ) -> _core.IntoReport:
         """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`."""
-        return self._core.get_into(ns, keys, buffers, timeout, req)
+        return self._core.get_into(ns, keys, buffers, timeout, req, hold)
 
     def put(
         self,
@@ -74,6 +76,7 @@ class BlockingStore(StoreBase):
         chunk_ends: Sequence[bool] | None = None,
         computed: Literal["prefill", "decode"] = "prefill",
         block_type: str | None = None,
+        wait: float | None = None,
         timeout: float | None = None,
     ) -> _core.PutReport:
         """Stores blocks; see `tiered_kv.TieredStore.put`."""
@@ -85,6 +88,7 @@ class BlockingStore(StoreBase):
             chunk_ends=chunk_ends,
             computed=computed,
             block_type=block_type,
+            wait=wait,
             timeout=timeout,
         )
         return self._core.put(ns, keys, buffers, options)

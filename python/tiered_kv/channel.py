@@ -93,6 +93,7 @@ class Channel:
         buffers: Buffers,
         timeout: float | None = None,
         req: _core.Request | None = None,
+        hold: _core.Hold | None = None,
     ) -> int:
         """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`.
 
@@ -103,6 +104,7 @@ class Channel:
                 one that was not filled, the bytes mean nothing.
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
+            hold: A hold of this store, which ends with this call.
 
         Returns:
             The number that the completion will carry.
@@ -111,7 +113,7 @@ class Channel:
             InvalidArgumentError: An argument is wrong.
             ClosedError: The store or the channel is closed.
         """
-        return self._core.submit_get_into(ns, keys, buffers, timeout, req)
+        return self._core.submit_get_into(ns, keys, buffers, timeout, req, hold)
 
     def submit_put(
         self,
@@ -126,6 +128,7 @@ class Channel:
         chunk_ends: Sequence[bool] | None = None,
         computed: Literal["prefill", "decode"] = "prefill",
         block_type: str | None = None,
+        wait: float | None = None,
         timeout: float | None = None,
     ) -> int:
         """Stores blocks; the arguments are those of `tiered_kv.TieredStore.put`.
@@ -145,6 +148,7 @@ class Channel:
             chunk_ends=chunk_ends,
             computed=computed,
             block_type=block_type,
+            wait=wait,
             timeout=timeout,
         )
         return self._core.submit_put(ns, keys, buffers, options)

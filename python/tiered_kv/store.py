@@ -79,6 +79,7 @@ class TieredStore(StoreBase):
         keys: Buffer,
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core, for the load
         req: _core.Request | None = None,
+        hold: _core.Hold | None = None,
     ) -> _core.Leases:
         """Leases blocks, loading what is on the drive. A fault is a miss with a reason.
 
@@ -90,16 +91,17 @@ class TieredStore(StoreBase):
             keys: Packed keys, n x 32 bytes.
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
+            hold: A hold of this store, which ends with this call.
 
         Returns:
             Read-only views of the blocks, pinned until they are released.
 
         Raises:
-            InvalidArgumentError: `keys`, `ns` or `timeout` is wrong.
+            InvalidArgumentError: `keys`, `ns` or `timeout` is wrong, or `hold` is of another store.
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get(ns, keys, timeout, req, waiting.queue)
+        done = self._core.get(ns, keys, timeout, req, hold, waiting.queue)
         if not isinstance(done, _core.Call):
             return done
         future = waiting.future(done, _core.Leases)
@@ -114,6 +116,7 @@ class TieredStore(StoreBase):
         buffers: Buffers,
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
         req: _core.Request | None = None,
+        hold: _core.Hold | None = None,
     ) -> _core.IntoReport:
         """Copies blocks into the caller's buffers, verified on the way.
 
@@ -125,6 +128,7 @@ class TieredStore(StoreBase):
             buffers: One writable contiguous buffer of all blocks, or a sequence of one a block.
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
+            hold: A hold of this store, which ends with this call.
 
         Returns:
             For each block why it was not filled, or None. Of one that was not, the bytes mean
@@ -136,7 +140,7 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get_into(ns, keys, buffers, timeout, req, waiting.queue)
+        done = self._core.get_into(ns, keys, buffers, timeout, req, hold, waiting.queue)
         if not isinstance(done, _core.Call):
             return done
         future = waiting.future(done, _core.IntoReport)
@@ -156,6 +160,7 @@ class TieredStore(StoreBase):
         chunk_ends: Sequence[bool] | None = None,
         computed: Literal["prefill", "decode"] = "prefill",
         block_type: str | None = None,
+        wait: float | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
     ) -> _core.PutReport:
         """Stores blocks; they become visible together. A key that is stored already is left as is.
@@ -174,13 +179,15 @@ class TieredStore(StoreBase):
             chunk_ends: For each block, whether a prefill chunk ended at its last token.
             computed: How the blocks were computed.
             block_type: What the blocks hold: system, tool, user, reasoning.
-            timeout: Seconds that copying may take; the configuration's by default.
+            wait: Seconds, within `timeout`, that throttled blocks wait for room; none by default.
+            timeout: Seconds that the call may take; the configuration's by default.
 
         Returns:
             What became of each block: stored, exists, throttled (try later), ended.
 
         Raises:
-            InvalidArgumentError: `buffers` or an option is of a wrong count, size or dtype.
+            InvalidArgumentError: `buffers` or an option is of a wrong count, size or dtype, or out
+                of range.
             ClosedError: The store is closed.
         """
         options = _core.PutOptions(
@@ -191,6 +198,7 @@ class TieredStore(StoreBase):
             chunk_ends=chunk_ends,
             computed=computed,
             block_type=block_type,
+            wait=wait,
             timeout=timeout,
         )
         waiting = completions()

@@ -13,11 +13,28 @@ const MAX_HINT: usize = 64 << 10;
 
 /// Packed keys, n x 32 bytes.
 pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
-    if let Ok(bytes) = value.cast::<PyBytes>() {
-        return BlockKey::unpack(bytes.as_bytes()).or_raise(value.py());
+    keys_of(op, "keys", value)
+}
+
+/// Packed keys, n x 32 bytes, which errors call `field`.
+pub(crate) fn keys_of(
+    op: &'static str,
+    field: &str,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<Vec<BlockKey>> {
+    let unpack = |packed: &[u8]| {
+        if !packed.len().is_multiple_of(KEY_BYTES) {
+            let len = packed.len();
+            let remedy = "pass packed keys as keys_from_tokens or keys_from_opaque return them";
+            let context = format!("`{field}` holds {len} bytes, no multiple of {KEY_BYTES}");
+            return Err(invalid(value.py(), op, format!("{context}: {remedy}")));
+        }
+        BlockKey::unpack(packed).or_raise(value.py())
+    };
+    match value.cast::<PyBytes>() {
+        Ok(bytes) => unpack(bytes.as_bytes()),
+        Err(_) => unpack(Held::one(op, field, value, false)?.bytes()),
     }
-    let held = Held::one(op, "keys", value, false)?;
-    BlockKey::unpack(held.bytes()).or_raise(value.py())
 }
 
 /// One key of 32 bytes.
@@ -44,11 +61,39 @@ pub(crate) fn timeout(
     op: &'static str,
     seconds: Option<f64>,
 ) -> PyResult<Option<Duration>> {
-    match seconds {
-        None => Ok(None),
-        Some(s) if s >= 0.0 => Ok(Some(Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX))),
-        Some(s) => Err(invalid(py, op, format!("`timeout` is {s}: give seconds, 0 or more"))),
+    seconds.map(|s| duration(py, op, "timeout", s)).transpose()
+}
+
+/// Seconds as a duration; more than one can hold are the longest there is.
+pub(crate) fn duration(
+    py: Python<'_>,
+    op: &'static str,
+    field: &str,
+    seconds: f64,
+) -> PyResult<Duration> {
+    if seconds >= 0.0 {
+        return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
     }
+    Err(invalid(py, op, format!("`{field}` is {seconds}: give seconds, 0 or more")))
+}
+
+/// An integer that fits `T`.
+pub(crate) fn whole<T: TryFrom<u64>>(
+    op: &'static str,
+    field: &str,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<T> {
+    let number = value.extract::<u64>().ok().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| {
+        let shown = value.repr().map_or_else(|_| "out of range".into(), |text| text.to_string());
+        let bits = 8 * size_of::<T>();
+        let context = format!("`{field}` is {shown}: give an integer from 0 to 2^{bits} - 1");
+        invalid(value.py(), op, context)
+    })
+}
+
+fn depth(value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    whole("put", "depth", value)
 }
 
 /// How old blocks have to be, in seconds.
@@ -185,18 +230,19 @@ impl PyPutOptions {
     #[new]
     #[pyo3(signature = (
         *, parent=None, depth=0, chain=true, tokens=None, chunk_ends=None, computed="prefill",
-        block_type=None, timeout=None
+        block_type=None, wait=None, timeout=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "all of them are keywords in Python")]
     fn new(
         py: Python<'_>,
         parent: Option<&Bound<'_, PyAny>>,
-        depth: u32,
+        #[pyo3(from_py_with = depth)] depth: u32,
         chain: bool,
         tokens: Option<&Bound<'_, PyAny>>,
         chunk_ends: Option<&Bound<'_, PyAny>>,
         computed: &str,
         block_type: Option<&str>,
+        wait: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let computed = match computed {
@@ -216,7 +262,7 @@ impl PyPutOptions {
             chunk_ends: chunk_ends.map(truths).transpose()?.unwrap_or_default(),
             computed,
             block_type: self::block_type(py, "put", block_type)?,
-            wait: None,
+            wait: wait.map(|s| duration(py, "put", "wait", s)).transpose()?,
             timeout: self::timeout(py, "put", timeout)?,
         };
         Ok(Self { inner })

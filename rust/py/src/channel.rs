@@ -6,6 +6,7 @@
 use crate::args::{self, PyPutOptions};
 use crate::buffers::{self, Held};
 use crate::errors::{invalid, to_py};
+use crate::hold::Hold;
 use crate::namespace::Namespace;
 use crate::request::Request;
 use crate::store::{Shared, Store, wanted};
@@ -303,7 +304,8 @@ impl Channel {
         Ok(id)
     }
 
-    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None))]
+    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None))]
+    #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn submit_get_into(
         &self,
         py: Python<'_>,
@@ -312,16 +314,18 @@ impl Channel {
         buffers: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         req: Option<&Request>,
+        hold: Option<&Hold>,
     ) -> PyResult<u64> {
         const OP: &str = "submit_get_into";
         let store = self.open_store(py, OP, ns)?;
         if req.is_some_and(|req| req.store != self.number) {
             return Err(invalid(py, OP, "`req` belongs to another store: begin it in this one"));
         }
+        let hold = Hold::id_in(py, OP, hold, self.number)?;
         let keys = args::keys(OP, keys)?;
         let timeout = args::timeout(py, OP, timeout)?;
         let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted(OP, ns, true))?;
-        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold, in_request: req.is_some() };
         let block_bytes = ns.inner.layout().block_bytes();
         self.submit(py, &store, keys.len(), |id, ends, begun| {
             let done = move |report: tiered_kv::IntoReport<_>| {

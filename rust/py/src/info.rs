@@ -32,6 +32,8 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     all.set_item("leased_bytes", stats.leased_bytes)?;
     all.set_item("dirty_bytes", stats.dirty_bytes)?;
     all.set_item("loading_bytes", stats.loading_bytes)?;
+    all.set_item("holds", stats.holds)?;
+    all.set_item("held_bytes", stats.held_bytes)?;
     all.set_item("orphans", stats.orphans)?;
     all.set_item("blocks", stats.blocks)?;
     all.set_item("calls", stats.calls)?;

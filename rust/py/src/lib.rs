@@ -15,6 +15,7 @@ mod config;
 mod digest;
 mod dlpack;
 mod errors;
+mod hold;
 mod info;
 mod leases;
 mod namespace;
@@ -43,6 +44,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<channel::Channel>()?;
     m.add_class::<completion::Call>()?;
     m.add_class::<completion::CompletionQueue>()?;
+    m.add_class::<hold::Hold>()?;
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;
     m.add_class::<namespace::Namespace>()?;

@@ -17,7 +17,7 @@ pub(crate) struct Request {
 #[derive(FromPyObject)]
 pub(crate) struct ContextArgs {
     session: String,
-    turn: u32,
+    turn: Py<PyAny>,
     tenant: String,
     kind: String,
     block_type: Option<String>,
@@ -28,11 +28,15 @@ impl ContextArgs {
         Ok(tiered_kv::RequestContext {
             block_type: args::block_type(py, "begin_request", self.block_type.as_deref())?,
             session: self.session,
-            turn: self.turn,
+            turn: args::whole("begin_request", "turn", self.turn.bind(py))?,
             tenant: self.tenant,
             kind: self.kind,
         })
     }
+}
+
+fn position_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    args::whole("observe", "position", value)
 }
 
 #[pymethods]
@@ -40,7 +44,12 @@ impl Request {
     /// The request uses these blocks; `position` is the first one's place in the sequence, in
     /// blocks.
     #[pyo3(signature = (ns, keys, position=0))]
-    fn observe(&self, ns: &Namespace, keys: &Bound<'_, PyAny>, position: u64) -> PyResult<()> {
+    fn observe(
+        &self,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = position_of)] position: u64,
+    ) -> PyResult<()> {
         if ns.store != self.store {
             let remedy = "open it in the store of the request";
             let context = format!("`ns` belongs to another store: {remedy}");

@@ -4,6 +4,7 @@ use crate::args::{self, PyPutOptions};
 use crate::buffers::{self, Wanted};
 use crate::completion::{CompletionQueue, Done, Ticket};
 use crate::errors::{OrRaise, invalid, to_py};
+use crate::hold::{self, Hold};
 use crate::namespace::{Namespace, SpecArgs};
 use crate::reports::{CloseReport, Lookup, PutReport};
 use crate::request::{ContextArgs, Request};
@@ -137,7 +138,43 @@ impl Store {
         Ok(key.is_some_and(|key| self.shared.store.contains(&ns.inner, &key)))
     }
 
-    #[pyo3(signature = (ns, keys, timeout=None, req=None, queue=None))]
+    /// Holds blocks on whatever tier they are, for at most `ttl` seconds.
+    fn hold(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        ttl: f64,
+    ) -> PyResult<Hold> {
+        self.check_ns(py, "hold", ns)?;
+        let keys = args::keys("hold", keys)?;
+        let ttl = args::duration(py, "hold", "ttl", ttl)?;
+        let inner = self.shared.store.hold(&ns.inner, &keys, ttl).or_raise(py)?;
+        Ok(Hold::new(inner, self.shared.number))
+    }
+
+    /// Begins to load blocks into memory, without waiting.
+    fn prefetch(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.check_ns(py, "prefetch", ns)?;
+        let keys = args::keys("prefetch", keys)?;
+        self.shared.store.prefetch(&ns.inner, &keys).or_raise(py)
+    }
+
+    /// The largest position, in blocks, at which every group has what its rule asks for.
+    fn lookup_hybrid(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        groups: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        self.check_ns(py, "lookup_hybrid", ns)?;
+        let groups = hold::groups("lookup_hybrid", groups)?;
+        let groups: Vec<_> = groups.iter().map(|(keys, rule)| (&keys[..], *rule)).collect();
+        self.shared.store.lookup_hybrid(&ns.inner, &groups).or_raise(py)
+    }
+
+    #[pyo3(signature = (ns, keys, timeout=None, req=None, hold=None, queue=None))]
+    #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get(
         &self,
         py: Python<'_>,
@@ -145,13 +182,15 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         req: Option<&Request>,
+        hold: Option<&Hold>,
         queue: Option<&CompletionQueue>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get", ns)?;
         self.check_request(py, "get", req)?;
+        let hold = Hold::id_in(py, "get", hold, self.shared.number)?;
         let keys = args::keys("get", keys)?;
         let timeout = args::timeout(py, "get", timeout)?;
-        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold, in_request: req.is_some() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |leases| end.complete(Done::Get(leases));
@@ -161,7 +200,7 @@ impl Store {
         }
     }
 
-    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, queue=None))]
+    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None, queue=None))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get_into(
         &self,
@@ -171,15 +210,17 @@ impl Store {
         buffers: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         req: Option<&Request>,
+        hold: Option<&Hold>,
         queue: Option<&CompletionQueue>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
         self.check_request(py, "get_into", req)?;
+        let hold = Hold::id_in(py, "get_into", hold, self.shared.number)?;
         let keys = args::keys("get_into", keys)?;
         let timeout = args::timeout(py, "get_into", timeout)?;
         let wanted = wanted("get_into", ns, true);
         let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted)?;
-        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold, in_request: req.is_some() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |report: tiered_kv::IntoReport<_>| {
