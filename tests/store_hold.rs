@@ -174,3 +174,16 @@ fn above_the_high_mark_puts_are_throttled_until_below_the_low_one() {
     store.flush(None).expect("open").wait();
     assert_eq!(put(&store, &chain(&ns, 2, 1), &PutOptions::default()), [PutStatus::Stored]);
 }
+
+#[test]
+fn slots_given_back_without_a_word_are_noticed_by_a_put_that_waits() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let reservation = store.reserve(&ns, &chain(&ns, 1, 32), &PutOptions::default());
+    let reservation = reservation.expect("open");
+    let keys = chain(&ns, 2, 1);
+    let patient = PutOptions { wait: Some(LONG), ..PutOptions::default() };
+    let waiting = store.put(&ns, &keys, blocks_of(&keys), &patient).expect("open");
+    drop(reservation);
+    assert_eq!(waiting.wait().statuses, [PutStatus::Stored]);
+}

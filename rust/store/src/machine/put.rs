@@ -18,6 +18,9 @@ pub(super) fn policy_shape(tier: Tier, home: DriveId, shape: u32) -> u32 {
     (home << 16) | shape
 }
 
+/// How soon puts that wait for room try again where nothing else happens.
+const RETRY_WAITING: Nanos = 10_000_000;
+
 /// A put in progress.
 #[derive(Debug)]
 pub(super) struct PutOp {
@@ -99,13 +102,15 @@ impl Machine {
         }
     }
 
-    /// When the first put that waits has waited long enough.
+    /// When puts that wait try again: soon, since a lease or a reservation that is dropped gives its
+    /// slots back without a word.
     pub(super) fn next_wait(&self) -> Option<Nanos> {
         let until = |op: &OpId| match self.ops.get(op) {
             Some(Op::Put(put)) => Some(put.wait_until),
             _ => None,
         };
-        self.waiting_puts.iter().filter_map(until).min()
+        let soon = self.now.mono + RETRY_WAITING;
+        self.waiting_puts.iter().filter_map(until).min().map(|until| until.min(soon))
     }
 
     fn mark_writing(&self, ns: u32, item: &PutItem, writing: bool) {
@@ -332,7 +337,7 @@ impl Machine {
         let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
         put.ended = true;
         for item in put.waiting.drain(..) {
-            put.statuses[item] = Some(PutStatus::Ended);
+            put.statuses[item] = Some(PutStatus::Throttled);
         }
         self.waiting_puts.remove(&op);
         self.publish_put(op, out);
