@@ -285,3 +285,82 @@ fn a_request_counts_one_access_a_block_and_lookups_none() {
     assert_eq!(store.lookup(&ns, &kept, LookupMode::Prefix).hits, 8, "used by a request");
     assert_eq!(store.lookup(&ns, &old, LookupMode::Prefix).hits, 0, "only looked up");
 }
+
+#[test]
+fn a_clean_close_leaves_a_checkpoint_that_the_next_open_uses_up() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("kv");
+    let config = config(&path, 4 << 20);
+    let store = Store::open(&config).expect("opens");
+    let keys = chain(&namespace(&store), 1, 8);
+    put(&store, &keys);
+    store.close();
+    drop(store);
+    let checkpoint = path.join("checkpoint.tkv");
+    // The tables are wiped: only the checkpoint knows what is there.
+    for entry in std::fs::read_dir(&path).expect("a directory") {
+        let file = entry.expect("an entry").path();
+        if file.file_name().is_some_and(|n| n.to_string_lossy().starts_with("segment-")) {
+            let mut bytes = std::fs::read(&file).expect("a segment");
+            bytes[4096..8192].fill(0);
+            std::fs::write(&file, bytes).expect("written");
+        }
+    }
+    let store = Store::open(&config).expect("opens");
+    assert!(!checkpoint.exists(), "out of date as soon as the store is open");
+    assert_eq!(hits(&store, &keys), [true; 8]);
+    assert_eq!(store.audit().faults, Vec::<String>::new());
+    store.close();
+    drop(store);
+    assert!(checkpoint.exists());
+    let mut bytes = std::fs::read(&checkpoint).expect("a checkpoint");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&checkpoint, bytes).expect("written");
+    let store = Store::open(&config).expect("a damaged checkpoint is not believed");
+    assert_eq!(hits(&store, &keys), [false; 8], "and the tables were wiped");
+}
+
+/// A source that looks into the store when it is dropped.
+struct Curious {
+    store: std::sync::Weak<Store>,
+    dropped: std::sync::mpsc::Sender<()>,
+    block: Vec<u8>,
+}
+
+impl tiered_kv::BlockSource for Curious {
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn block(&self, _index: usize) -> &[u8] {
+        &self.block
+    }
+}
+
+impl Drop for Curious {
+    fn drop(&mut self) {
+        if let Some(store) = self.store.upgrade() {
+            store.stats();
+        }
+        let _ = self.dropped.send(());
+    }
+}
+
+#[test]
+fn a_source_is_dropped_without_the_lock_held() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let keys = chain(&namespace(&store), 1, 1);
+    let (dropped, told) = std::sync::mpsc::channel();
+    let source =
+        Curious { store: std::sync::Arc::downgrade(&store), dropped, block: bytes_of(&keys[0]) };
+    std::thread::spawn({
+        let store = store.clone();
+        move || drop(store.put(&namespace(&store), &keys, source, &PutOptions::default()))
+    });
+    if told.recv_timeout(Duration::from_secs(10)).is_err() {
+        // Neither dropping nor closing the store would come back.
+        std::mem::forget(store);
+        panic!("the source's drop waits for the lock");
+    }
+}

@@ -359,3 +359,59 @@ def test_a_closed_store_says_so() -> None:
 def test_an_absent_file_to_digest(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="absent"):
         tiered_kv._core.blake3_file(tmp_path / "absent")
+
+
+class Boastful:
+    """A sequence that claims to be far longer than it is."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2, 3, 4])
+
+    def __getitem__(self, index: int) -> int:
+        return [1, 2, 3, 4][index]
+
+
+def test_no_memory_is_taken_for_what_a_sequence_claims(store: BlockingStore) -> None:
+    ns = store.namespace(api.spec())
+    boastful: Any = Boastful()
+    keys = ns.keys_from_tokens([1, 2, 3, 4])
+    assert ns.keys_from_tokens(boastful) == keys
+    with pytest.raises(InvalidArgumentError, match=r"`chunk_ends\[0\]`"):
+        store.put(ns, keys, api.blocks(1), chunk_ends=boastful)
+    with pytest.raises(InvalidArgumentError, match="`chunk_ends` is not a sequence"):
+        store.put(ns, keys, api.blocks(1), chunk_ends=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("capacity", [2**62, "1000000TiB", 2**63 - 1])
+def test_more_segments_than_can_be_kept_open_are_refused(
+    tmp_path: Path, capacity: int | str
+) -> None:
+    with pytest.raises(ConfigError, match=r"`nvme_capacity` is cut into .* `segment_bytes`"):
+        BlockingStore.open(**api.config(tmp_path, nvme_capacity=capacity))
+    BlockingStore.open(**api.config(tmp_path)).close()
+
+
+def test_a_limit_of_open_files_is_an_error_at_open(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; import api\n"
+        "from tiered_kv.blocking import BlockingStore\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (96, hard))\n"
+        "fields = {'nvme_capacity': '4MiB', 'segment_bytes': '64KiB'}\n"
+        "BlockingStore.open(**api.config(Path(sys.argv[1]), **fields))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(api.__file__).parent)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "ConfigError" in ended.stderr
+    assert "keep 32 open" in ended.stderr
+    assert "ulimit -n" in ended.stderr
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
+def test_a_path_that_no_file_can_have_says_so(path: str) -> None:
+    with pytest.raises(TieredKvError, match=r"nvme_paths: .*: correct the path"):
+        BlockingStore.open(**api.config(nvme_paths=path, nvme_capacity="2MiB"))

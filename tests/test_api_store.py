@@ -21,6 +21,7 @@ from tiered_kv import (
     TieredStore,
     _core,
 )
+from tiered_kv.blocking import BlockingStore
 
 DRAM, NVME = 1, 3
 
@@ -297,3 +298,29 @@ async def test_an_unclosed_store_says_so() -> None:
     with pytest.warns(ResourceWarning, match="unclosed store"):
         del store
     await asyncio.sleep(0)
+
+
+def test_a_request_counts_each_block_in_its_own_namespace() -> None:
+    page = 4096
+    with BlockingStore.open(**api.config(dram_capacity=8 * page)) as store:
+        first = store.namespace(api.spec(page, salt="a"))
+        second = store.namespace(api.spec(page, salt="b"))
+        keys = [ns.keys_from_tokens(api.tokens(4)) for ns in (first, second)]
+        for ns, packed in zip((first, second), keys, strict=True):
+            store.put(ns, packed, api.blocks(4, size=page), chain=False)
+        request = store.begin_request()
+        request.observe(first, keys[0][:32])
+        request.observe(second, keys[1][:32])
+        request.finish()
+        newer = first.keys_from_tokens(api.tokens(6, start=1000))
+        assert store.put(first, newer, api.blocks(6, size=page), chain=False).stored == 6
+        assert store.contains(first, keys[0][:32])
+        assert store.contains(second, keys[1][:32])
+
+
+def test_a_position_at_the_end_of_the_range_is_taken() -> None:
+    with BlockingStore.open(**api.config()) as store:
+        ns = store.namespace(api.spec())
+        request = store.begin_request()
+        request.observe(ns, ns.keys_from_tokens(api.tokens(4)), position=2**64 - 1)
+        request.finish()

@@ -39,7 +39,7 @@ def _one_line(text: str) -> str:
 def test_help_names_every_command_and_status() -> None:
     run = _run("--help")
     assert run.returncode == ExitCode.OK
-    assert {"demo", "info"} <= set(COMMANDS)
+    assert {"demo", "doctor", "info"} <= set(COMMANDS)
     for word in [*COMMANDS, "--install-completion", "Exit status"]:
         assert word in run.stdout
 

@@ -1,7 +1,8 @@
 """The store against a dictionary, whatever is called in whatever order.
 
-An acknowledged block is served with its bytes unless an event for its key says why not, and every
-byte is accounted for.
+An acknowledged block is served with its bytes unless an event for its key says why not, what was
+deleted never comes back, and every byte is accounted for: with either I/O backend, on one drive or
+two, and whichever backend the next open has.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 import api
-from tiered_kv import Leases, Namespace, Reservation, TieredStore
+from tiered_kv import Leases, Namespace, Reservation, TieredStore, _core
 
 STEPS = int(os.environ.get("TIERED_KV_MODEL_STEPS", "800"))
 """Steps in all, give or take a discarded example. Hypothesis bounds what one example may draw and
@@ -36,7 +37,11 @@ STEPS_PER_EXAMPLE = min(100, STEPS)
 EXAMPLES = -(-STEPS // STEPS_PER_EXAMPLE)
 
 CHAINS, DEPTH = 24, 6
-"""Every chain shares its first two blocks with its neighbour, so that the keys make a tree."""
+"""Every chain shares its first two blocks with its neighbour, so that the keys make a tree. The
+upper half of the chains has the tokens of the lower half in a namespace of its own.
+"""
+SPACES = 2
+BACKENDS = ["io_uring", "blocking"] if _core.probe_io_uring()[0] else ["blocking"]
 
 # Reasons that speak of the moment, not of the block: it is still there afterwards.
 PASSING = {"no_space", "lease_cap", "load_cap", "deadline", "cancelled"}
@@ -46,6 +51,8 @@ chains = st.integers(0, CHAINS - 1)
 starts = st.integers(0, DEPTH - 1)
 lengths = st.integers(1, DEPTH)
 seeds = st.integers(0, 1 << 16)
+spaces = st.integers(0, SPACES - 1)
+backends = st.sampled_from(BACKENDS)
 computed_by = st.sampled_from(["prefill", "prefill", "prefill", "decode"])
 
 
@@ -60,12 +67,15 @@ class Known:
 
 
 class Model(RuleBasedStateMachine):
-    """Drives one store of 8 blocks in memory and some 40 on the drive, and over 100 keys."""
+    """Drives one store of 8 blocks in memory and some 40 on each drive, and over 100 keys."""
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="tiered-kv-model-"))
         self.loop = asyncio.new_event_loop()
+        self.drives = 1
+        self.backend = "auto"
+        self.space_of: dict[bytes, int] = {}
         self.known: dict[bytes, Known] = {}
         # Contents of puts whose end is not known: cancelled ones.
         self.possible: dict[bytes, list[tuple[bytes, str]]] = {}
@@ -75,7 +85,9 @@ class Model(RuleBasedStateMachine):
 
     def config(self) -> dict[str, Any]:
         return api.config(
-            self.directory,
+            None,
+            nvme_paths=[self.directory / str(drive) for drive in range(self.drives)],
+            io_backend=self.backend,
             dram_capacity="64KiB",
             nvme_capacity="512KiB",
             max_leased_fraction=0.4,
@@ -85,11 +97,19 @@ class Model(RuleBasedStateMachine):
     def run(self, call: Awaitable[Any]) -> Any:
         return self.loop.run_until_complete(call)
 
-    @initialize()
+    @initialize(backend=backends, drives=st.integers(1, 2))
+    def begin(self, backend: str, drives: int) -> None:
+        self.backend, self.drives = backend, drives
+        self.open()
+
     def open(self) -> None:
         self.store: TieredStore = self.run(_opened(self.config()))
         self.next_event = 0
-        self.ns: Namespace = self.store.namespace(api.spec())
+        assert self.store.health()["backend"] == self.backend
+        assert len(self.store.health()["drives"]) == self.drives
+        self.namespaces: list[Namespace] = [
+            self.store.namespace(api.spec(salt=f"space {space}")) for space in range(SPACES)
+        ]
 
     def teardown(self) -> None:
         self.held.clear()
@@ -99,12 +119,17 @@ class Model(RuleBasedStateMachine):
         self.loop.close()
         shutil.rmtree(self.directory)
 
+    def ns(self, chain: int) -> Namespace:
+        return self.namespaces[chain * SPACES // CHAINS]
+
     def keys(self, chain: int, start: int, length: int) -> tuple[bytes, bytes | None, list[bytes]]:
         """Packed keys of a part of a chain, the key before it, and the keys one by one."""
-        shared = api.tokens(2, chain // 2 * 1000)
+        space, number = divmod(chain, CHAINS // SPACES)
+        shared = api.tokens(2, number // 2 * 1000)
         all_keys = api.split(
-            self.ns.keys_from_tokens(shared + api.tokens(DEPTH - 2, 100_000 + chain * 1000))
+            self.ns(chain).keys_from_tokens(shared + api.tokens(DEPTH - 2, 100_000 + number * 1000))
         )
+        self.space_of |= dict.fromkeys(all_keys, space)
         part = all_keys[start : start + length]
         return b"".join(part), all_keys[start - 1] if start else None, part
 
@@ -156,7 +181,7 @@ class Model(RuleBasedStateMachine):
         packed, parent, keys = self.keys(chain, start, length)
         contents = api.blocks(len(keys), seed)
         before = self.collect_events()
-        call = self.store.put(self.ns, packed, contents, parent=parent, computed=computed)
+        call = self.store.put(self.ns(chain), packed, contents, parent=parent, computed=computed)
         for key, content, status in zip(keys, contents, self.run(call).statuses, strict=True):
             self.was_put(key, content, computed, status, before)
 
@@ -165,7 +190,7 @@ class Model(RuleBasedStateMachine):
         packed, parent, keys = self.keys(chain, start, length)
         contents = api.blocks(len(keys), seed)
         before = self.collect_events()
-        report = self.run(_cancel(self.store.put(self.ns, packed, contents, parent=parent)))
+        report = self.run(_cancel(self.store.put(self.ns(chain), packed, contents, parent=parent)))
         for index, (key, content) in enumerate(zip(keys, contents, strict=True)):
             if report is not None:
                 self.was_put(key, content, "prefill", report.statuses[index], before)
@@ -175,7 +200,7 @@ class Model(RuleBasedStateMachine):
     @rule(chain=chains, start=starts, length=lengths, hold=st.booleans())
     def get(self, chain: int, start: int, length: int, hold: bool) -> None:
         packed, _, keys = self.keys(chain, start, length)
-        leases = self.run(self.store.get(self.ns, packed))
+        leases = self.run(self.store.get(self.ns(chain), packed))
         contents = api.contents(leases)
         for key, content, reason in zip(keys, contents, leases.reasons, strict=True):
             self.was_got(key, content, reason)
@@ -194,7 +219,7 @@ class Model(RuleBasedStateMachine):
     def get_into(self, chain: int, start: int, length: int) -> None:
         packed, _, keys = self.keys(chain, start, length)
         out = [bytearray(api.BLOCK_BYTES) for _ in keys]
-        report = self.run(self.store.get_into(self.ns, packed, out))
+        report = self.run(self.store.get_into(self.ns(chain), packed, out))
         for key, content, reason in zip(keys, out, report.items, strict=True):
             self.was_got(key, bytes(content) if reason is None else None, reason)
 
@@ -203,15 +228,15 @@ class Model(RuleBasedStateMachine):
         packed, _, keys = self.keys(chain, 0, DEPTH)
         out = bytearray(len(keys) * api.BLOCK_BYTES)
         if into:
-            self.run(_cancel(self.store.get_into(self.ns, packed, out)))
+            self.run(_cancel(self.store.get_into(self.ns(chain), packed, out)))
         else:
-            self.run(_cancel(self.store.get(self.ns, packed)))
+            self.run(_cancel(self.store.get(self.ns(chain), packed)))
         out.clear()
 
     @rule(chain=chains, start=starts, length=lengths, mode=st.sampled_from(["prefix", "each"]))
     def lookup(self, chain: int, start: int, length: int, mode: Literal["prefix", "each"]) -> None:
         packed, _, keys = self.keys(chain, start, length)
-        found = self.store.lookup(self.ns, packed, mode)
+        found = self.store.lookup(self.ns(chain), packed, mode)
         leading = next((i for i, tier in enumerate(found.tiers) if tier in (0, 255)), len(keys))
         assert found.hits == leading
         for index, (key, tier) in enumerate(zip(keys, found.tiers, strict=True)):
@@ -226,9 +251,44 @@ class Model(RuleBasedStateMachine):
         assert report.pending == 0
         assert not report.no_durable_tier
 
-    @rule()
-    def restart(self) -> None:
+    def was_deleted(self, keys: list[bytes], report: _core.DeleteReport) -> None:
+        """Takes in that keys are gone; whatever is found of them from here on is a fault."""
+        assert report.durable
+        there = [key for key in keys if key in self.known or key in self.possible]
+        assert report.removed <= len(there), "more was deleted than was ever stored"
+        self.collect_events()
+        certain = [key for key in there if key in self.known and not self.explained(key)]
+        assert report.removed >= len(certain), "an acknowledged block was not there to be deleted"
+        for key in keys:
+            self.known.pop(key, None)
+            self.possible.pop(key, None)
+
+    @rule(chain=chains, start=starts, length=lengths)
+    def delete(self, chain: int, start: int, length: int) -> None:
+        packed, _, keys = self.keys(chain, start, length)
+        self.was_deleted(keys, self.run(self.store.delete(self.ns(chain), packed)))
+        assert self.store.lookup(self.ns(chain), packed, "each").tiers == bytes(len(keys))
+
+    @rule(space=spaces, how=st.sampled_from(["epoch", "namespace", "old", "nothing that old"]))
+    def delete_many(self, space: int, how: str) -> None:
+        ns, store = self.namespaces[space], self.store
+        if how == "nothing that old":
+            report = self.run(store.delete_older_than(ns, 3600))
+            assert (report.removed, report.durable) == (0, True)
+            return
+        calls = {
+            "epoch": store.new_epoch,
+            "namespace": store.delete_namespace,
+            "old": lambda ns: store.delete_older_than(ns, 0),
+        }
+        self.was_deleted(
+            [k for k, s in self.space_of.items() if s == space], self.run(calls[how](ns))
+        )
+
+    @rule(backend=backends)
+    def restart(self, backend: str) -> None:
         self.close()
+        self.backend = backend
         self.open()
 
     @rule(chain=chains)
@@ -242,7 +302,7 @@ class Model(RuleBasedStateMachine):
     def damage(self, place: float, byte: int) -> None:
         """Changes payloads on the drive of a closed store; headers lie in the first half."""
         self.close()
-        for path in self.directory.glob("segment-*.tkv"):
+        for path in self.directory.rglob("segment-*.tkv"):
             with path.open("r+b") as file:
                 file.seek(int(place * path.stat().st_size))
                 old = file.read(1)[0]
@@ -271,7 +331,7 @@ class Model(RuleBasedStateMachine):
     def reserve(self, chain: int, start: int, seed: int) -> None:
         packed, parent, keys = self.keys(chain, start, 2)
         contents = api.blocks(len(keys), seed)
-        reservation = self.store.reserve(self.ns, packed, parent=parent)
+        reservation = self.store.reserve(self.ns(chain), packed, parent=parent)
         for index, (content, status) in enumerate(zip(contents, reservation.statuses, strict=True)):
             view = reservation[index]
             assert (view is None) == (status is not None)

@@ -14,6 +14,7 @@ from tiered_kv._core import (
     FORMAT_VERSION,
     KEY_BYTES,
     CloseReport,
+    DeleteReport,
     FlushReport,
     IntoReport,
     Lease,
@@ -25,6 +26,7 @@ from tiered_kv._core import (
     Reservation,
     __version__,
 )
+from tiered_kv.channel import Channel, Completion
 from tiered_kv.config import StoreConfig
 from tiered_kv.errors import (
     CancelledCallError,
@@ -48,9 +50,12 @@ __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
     "CancelledCallError",
+    "Channel",
     "CloseReport",
     "ClosedError",
+    "Completion",
     "ConfigError",
+    "DeleteReport",
     "FlushReport",
     "FormatMismatchError",
     "InUseError",

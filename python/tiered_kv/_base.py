@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tiered_kv import _core
+from tiered_kv.channel import Channel
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
 if TYPE_CHECKING:
@@ -154,12 +155,34 @@ class StoreBase:
         """
         return self._core.begin_request(context or RequestContext())
 
+    def channel(self, capacity: int = 1024) -> Channel:
+        """Opens a channel: calls for engines without an event loop.
+
+        Args:
+            capacity: Calls that may be submitted and not drained; beyond it they end as failed.
+
+        Returns:
+            A channel of its own, beside any others of this store. Close it.
+
+        Raises:
+            InvalidArgumentError: `capacity` is out of its bounds.
+            ClosedError: The store is closed.
+        """
+        return Channel(_core.Channel(self._core, capacity))
+
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals."""
         return self._core.stats()
 
     def health(self) -> dict[str, Any]:
-        """State of the store's parts."""
+        """State of the store's parts.
+
+        Returns:
+            `open`; the first drive's `backend` and `backend_reason`, `direct` and `direct_reason`,
+            `store_id`; `drive_paused`, whether writing to any drive is; `drives`, for each its
+            `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
+            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`.
+        """
         return self._core.health()
 
     def audit(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Wherever a `Buffer` is asked for, any C-contiguous object with the buffer protocol will do.
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -16,8 +17,10 @@ __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
     "Call",
+    "Channel",
     "CloseReport",
     "CompletionQueue",
+    "DeleteReport",
     "FlushReport",
     "IntoReport",
     "Lease",
@@ -34,6 +37,9 @@ __all__ = [
     "blake3_file",
     "default_config",
     "parse_config",
+    "probe_directory",
+    "probe_io_uring",
+    "probe_memory",
 ]
 
 __version__: str
@@ -53,6 +59,31 @@ def parse_config(
     fields: Mapping[str, Any] | str, env: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Checks fields or TOML text, lets variables override them, and fills in the defaults."""
+
+def probe_io_uring() -> tuple[bool, str]:
+    """Whether this thread can have an io_uring that will do, and what it is, or why not."""
+
+def probe_directory(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """How a store would open files in a directory, which is made where it is absent.
+
+    Returns:
+        `direct`, whether files bypass the page cache, with the `reason`; `memory_alignment` and
+        `offset_alignment` in bytes.
+
+    Raises:
+        TieredKvError: The directory cannot be made or written.
+    """
+
+def probe_memory() -> dict[str, Any]:
+    """What memory there is: tried with a small arena that is freed again.
+
+    Returns:
+        `tried_bytes`, and of these `huge_bytes` on huge pages; `limit_bytes` of the cgroup or the
+        machine and `available_bytes`, None where it cannot be told.
+
+    Raises:
+        NoSpaceError: Not even the small arena could be had.
+    """
 
 @final
 class Namespace:
@@ -243,6 +274,17 @@ class FlushReport:
         """Whether everything stored before the call is durable."""
 
 @final
+class DeleteReport:
+    """How a delete ended."""
+
+    @property
+    def removed(self) -> int:
+        """Blocks that were there."""
+    @property
+    def durable(self) -> bool:
+        """Whether nothing of it can come back after a crash; else a drive failed or was slow."""
+
+@final
 class CloseReport:
     """How a close ended."""
 
@@ -318,6 +360,36 @@ class Call:
         """Asks the core to end the call; its result still comes, when its buffers are free."""
 
 @final
+class Channel:
+    """Calls without an event loop; see `tiered_kv.Channel`."""
+
+    def __new__(cls, store: Store, capacity: int) -> Channel: ...
+    @property
+    def closed(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def submit_exists(self, ns: Namespace, keys: Buffer) -> int: ...
+    def submit_get_into(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: Buffer | Sequence[Buffer],
+        timeout: float | None = None,
+        req: Request | None = None,
+    ) -> int: ...
+    def submit_put(
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: Buffer | Sequence[Buffer],
+        options: PutOptions,
+    ) -> int: ...
+    def submit_delete(self, ns: Namespace, keys: Buffer, timeout: float | None = None) -> int: ...
+    def drain(self) -> list[tuple[int, bool, bytes, int, float]]: ...
+    def pending(self) -> int: ...
+    def quiesce(self, timeout: float | None = None) -> bool: ...
+    def close(self) -> None: ...
+
+@final
 class Store:
     """An open store.
 
@@ -390,6 +462,26 @@ class Store:
     def flush(self, timeout: float | None = None, queue: None = None) -> FlushReport: ...
     @overload
     def flush(self, timeout: float | None, queue: CompletionQueue) -> FlushReport | Call: ...
+    @overload
+    def delete(
+        self, ns: Namespace, keys: Buffer, timeout: float | None = None, queue: None = None
+    ) -> DeleteReport: ...
+    @overload
+    def delete(
+        self, ns: Namespace, keys: Buffer, timeout: float | None, queue: CompletionQueue
+    ) -> DeleteReport | Call: ...
+    @overload
+    def delete_all(
+        self,
+        ns: Namespace,
+        seconds: float | None = None,
+        timeout: float | None = None,
+        queue: None = None,
+    ) -> DeleteReport: ...
+    @overload
+    def delete_all(
+        self, ns: Namespace, seconds: float | None, timeout: float | None, queue: CompletionQueue
+    ) -> DeleteReport | Call: ...
     def reserve(self, ns: Namespace, keys: Buffer, options: PutOptions) -> Reservation: ...
     def publish(self, reservation: Reservation) -> PutReport: ...
     def begin_request(self, context: RequestContext) -> Request: ...

@@ -97,6 +97,28 @@ class BlockingStore(StoreBase):
         """Waits until everything stored is durable; see `tiered_kv.TieredStore.flush`."""
         return self._core.flush(timeout)
 
+    def delete(
+        self, ns: _core.Namespace, keys: Buffer, timeout: float | None = None
+    ) -> _core.DeleteReport:
+        """Deletes blocks from every tier; see `tiered_kv.TieredStore.delete`."""
+        return self._core.delete(ns, keys, timeout)
+
+    def delete_namespace(
+        self, ns: _core.Namespace, timeout: float | None = None
+    ) -> _core.DeleteReport:
+        """Deletes a whole namespace; see `tiered_kv.TieredStore.delete_namespace`."""
+        return self._core.delete_all(ns, None, timeout)
+
+    def delete_older_than(
+        self, ns: _core.Namespace, seconds: float, timeout: float | None = None
+    ) -> _core.DeleteReport:
+        """Deletes what is old; see `tiered_kv.TieredStore.delete_older_than`."""
+        return self._core.delete_all(ns, seconds, timeout)
+
+    def new_epoch(self, ns: _core.Namespace, timeout: float | None = None) -> _core.DeleteReport:
+        """Begins a new epoch; see `tiered_kv.TieredStore.new_epoch`."""
+        return self._core.delete_all(ns, None, timeout)
+
     def close(self) -> _core.CloseReport:
         """Closes the store; see `tiered_kv.TieredStore.close`."""
         return self._core.close()

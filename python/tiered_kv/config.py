@@ -23,12 +23,15 @@ class StoreConfig:
 
     Attributes:
         dram_capacity: Bytes of host memory. None: min(25 % of the cgroup's limit, 4 GiB).
-        nvme_paths: Directory of each drive; empty for none. A single path may stand alone.
+        nvme_paths: Directory of each drive; empty for none. A single path may stand alone. One
+            that cannot be opened is lost, and its blocks are misses, where another can.
         nvme_capacity: Bytes that may be allocated on each drive, all files counted.
         segment_bytes: Bytes of a segment file. None: min(256 MiB, capacity / 8).
         max_leased_fraction: Part of host memory that leases may pin; beyond it a `get` is a miss.
         dirty_high_fraction: Part of host memory that may wait to be written; beyond it a `put` is
             throttled.
+        dirty_low_fraction: Part of host memory that must be left waiting before puts are taken
+            again after that.
         max_load_bytes: Bytes that may be loading at once; beyond it a `get` is a miss.
         load_timeout_s: Deadline of a load in seconds, where the call names none.
         put_timeout_s: Deadline of a put in seconds, where the call names none.
@@ -36,8 +39,10 @@ class StoreConfig:
         close_timeout_s: Seconds that `close` may spend on writing what is not yet durable.
         on_format_mismatch: What to do with a directory of another format version.
         event_log_entries: Entries that the event log keeps.
-        load_threads: Threads that serve loads.
-        store_threads: Threads that write to the drives.
+        io_backend: Who reads and writes the drives. "auto": io_uring where it can be had, else
+            threads that block.
+        load_threads: Threads that serve loads, with the blocking backend.
+        store_threads: Threads that write to the drives, with the blocking backend.
         copy_threads: Threads that copy and check payloads.
         huge_pages: Collapse host memory to huge pages where the kernel can.
     """
@@ -48,6 +53,7 @@ class StoreConfig:
     segment_bytes: Size | None = None
     max_leased_fraction: float = 0.5
     dirty_high_fraction: float = 0.75
+    dirty_low_fraction: float = 0.5
     max_load_bytes: Size = 1 << 30
     load_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
@@ -55,6 +61,7 @@ class StoreConfig:
     close_timeout_s: float = 60.0
     on_format_mismatch: Literal["error", "reset"] = "error"
     event_log_entries: int = 65_536
+    io_backend: Literal["auto", "io_uring", "blocking"] = "auto"
     load_threads: int = 2
     store_threads: int = 1
     copy_threads: int = 2

@@ -240,6 +240,112 @@ class TieredStore(StoreBase):
         del waiting
         return await result_of(done, future)
 
+    async def delete(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.DeleteReport:
+        """Deletes blocks from every tier and every drive.
+
+        They are gone for every caller at once. It returns when nothing of it can come back after a
+        crash. Leases stay valid until they are released. Cancelled, it has deleted all the same.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes; one that is not there is no error.
+            timeout: Seconds to wait for the drives; the configuration's `put_timeout_s` by default.
+
+        Returns:
+            How many blocks were there, and whether the delete is durable.
+
+        Raises:
+            InvalidArgumentError: `keys`, `ns` or `timeout` is wrong.
+            ClosedError: The store is closed.
+        """
+        waiting = completions()
+        done = self._core.delete(ns, keys, timeout, waiting.queue)
+        if not isinstance(done, _core.Call):
+            return done
+        future = waiting.future(done, _core.DeleteReport)
+        del waiting
+        return await result_of(done, future)
+
+    async def delete_namespace(
+        self,
+        ns: _core.Namespace,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.DeleteReport:
+        """Deletes every block of a namespace; the handle stays good for new ones.
+
+        Args:
+            ns: The namespace.
+            timeout: As in `delete`.
+
+        Returns:
+            How many blocks were there, and whether the delete is durable.
+
+        Raises:
+            InvalidArgumentError: `ns` or `timeout` is wrong.
+            ClosedError: The store is closed.
+        """
+        return await self._delete_all(ns, None, timeout)
+
+    async def delete_older_than(
+        self,
+        ns: _core.Namespace,
+        seconds: float,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.DeleteReport:
+        """Deletes the blocks of a namespace that were stored longer ago than `seconds`.
+
+        Args:
+            ns: The namespace.
+            seconds: The age, by the system's clock; reads do not make a block younger.
+            timeout: As in `delete`.
+
+        Returns:
+            How many blocks were there, and whether the delete is durable.
+
+        Raises:
+            InvalidArgumentError: `seconds` or `timeout` is negative, or `ns` is of another store.
+            ClosedError: The store is closed.
+        """
+        return await self._delete_all(ns, seconds, timeout)
+
+    async def new_epoch(
+        self,
+        ns: _core.Namespace,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.DeleteReport:
+        """Begins a new epoch of a namespace, as after its weights were updated in place.
+
+        Nothing stored before is ever served again.
+
+        Args:
+            ns: The namespace.
+            timeout: As in `delete`.
+
+        Returns:
+            How many blocks the old epoch had, and whether its end is durable.
+
+        Raises:
+            InvalidArgumentError: `ns` or `timeout` is wrong.
+            ClosedError: The store is closed.
+        """
+        return await self._delete_all(ns, None, timeout)
+
+    async def _delete_all(
+        self, ns: _core.Namespace, seconds: float | None, limit: float | None
+    ) -> _core.DeleteReport:
+        waiting = completions()
+        done = self._core.delete_all(ns, seconds, limit, waiting.queue)
+        if not isinstance(done, _core.Call):
+            return done
+        future = waiting.future(done, _core.DeleteReport)
+        del waiting
+        return await result_of(done, future)
+
     async def close(self) -> _core.CloseReport:
         """Closes the store: ends calls in progress and makes durable what it can in time.
 

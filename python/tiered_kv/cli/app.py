@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tiered_kv.cli.demo import bare_json, demo
+from tiered_kv.cli.doctor import doctor
 from tiered_kv.cli.exits import ExitCode, explain
 from tiered_kv.cli.info import info
 from tiered_kv.cli.output import error_line
@@ -51,6 +52,7 @@ def _root(
 
 app.command()(info)
 app.command()(demo)
+app.command()(doctor)
 
 
 def _run(args: list[str]) -> int:

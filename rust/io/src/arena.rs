@@ -58,6 +58,13 @@ pub struct ArenaReport {
     pub huge_bytes: u64,
 }
 
+/// The addresses of one extent's two mappings, and its length in bytes.
+pub(crate) struct MappedExtent {
+    pub(crate) writable: usize,
+    pub(crate) readable: usize,
+    pub(crate) len: usize,
+}
+
 /// Shared memory in extents, of which slots are taken.
 pub struct Arena {
     extents: Vec<Extent>,
@@ -140,6 +147,16 @@ impl Arena {
             return None;
         }
         Some(SlotMut { pages: OwnedPages { arena: Arc::clone(self), offset, len: len as usize } })
+    }
+
+    /// Where the extents are mapped, for whoever tells the kernel of them.
+    pub(crate) fn mapped(&self) -> Vec<MappedExtent> {
+        let mapped = |extent: &Extent| MappedExtent {
+            writable: extent.writable().as_ptr() as usize,
+            readable: extent.readable().as_ptr() as usize,
+            len: extent.len(),
+        };
+        self.extents.iter().map(mapped).collect()
     }
 
     /// The extent that holds `offset`, and where in it.

@@ -29,6 +29,7 @@ pub(crate) fn ensure_directory(op: &'static str, dir: &Path) -> Result<()> {
 /// The error of a directory that cannot be used, with the remedy that fits.
 pub(crate) fn directory_error(op: &'static str, dir: &Path, err: io::Error) -> Error {
     let remedy = match err.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => "correct the path",
         io::ErrorKind::NotFound => "create its parent directory or correct the path",
         io::ErrorKind::PermissionDenied => "make it writable for this user or name another",
         io::ErrorKind::ReadOnlyFilesystem => "name a directory on a writable file system",

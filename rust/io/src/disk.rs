@@ -1,6 +1,9 @@
 //! The files of one store directory, as the store sees them.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use tiered_kv_types::{Error, ErrorKind, Result};
 
@@ -15,6 +18,55 @@ pub struct Alignment {
     pub memory: u32,
     /// Of positions and lengths in a file. Others are refused.
     pub offset: u32,
+}
+
+/// An open data file: its descriptor stays open for as long as anything holds this.
+#[derive(Debug)]
+pub struct DataFile {
+    file: File,
+    bytes: u64,
+}
+
+impl DataFile {
+    /// An open file of `bytes`, which no write goes beyond.
+    pub fn new(file: File, bytes: u64) -> Self {
+        Self { file, bytes }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The length that the file was opened with, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Refuses a write beyond the end: growing would allocate behind the quota.
+    pub(crate) fn check_write(&self, offset: u64, len: usize) -> io::Result<()> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+impl AsFd for DataFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Gives the descriptors behind a [`Disk`]'s data files.
+pub trait Descriptors {
+    /// An open data file. Operations through its descriptor must do as the disk's calls do: on the
+    /// alignment, and not beyond the end. Let go of it once they have ended, since a removed file
+    /// occupies its space until then.
+    ///
+    /// # Errors
+    /// `NotFound` for a file that is not open.
+    fn data_file(&self, file: FileId) -> io::Result<Arc<DataFile>>;
 }
 
 /// Blocking primitives on the files of one store directory.
@@ -90,6 +142,12 @@ pub trait Disk: Send + Sync + 'static {
     /// # Errors
     /// The device's; it is then unknown which of the writes are durable.
     fn sync(&self, file: FileId) -> io::Result<()>;
+
+    /// The descriptors behind the data files. `None` where `read_at`, `write_at` and `sync` do more
+    /// than the operating system's calls, so that nobody may pass them by.
+    fn descriptors(&self) -> Option<&dyn Descriptors> {
+        None
+    }
 }
 
 /// Refuses names that are not plain.
@@ -113,6 +171,11 @@ pub(crate) fn check_range(alignment: Alignment, offset: u64, len: usize) -> io::
     }
     let text = format!("offset {offset} and length {len} must be multiples of {unit}");
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
+/// What of a short transfer counts, so that the rest begins on the alignment again.
+pub(crate) fn usable(unit: Alignment, done: usize, wanted: usize) -> usize {
+    if done == wanted { done } else { done - done % unit.offset as usize }
 }
 
 /// The error of an operation on a file that is not open.

@@ -89,6 +89,12 @@ pub trait IoEngine: Send + Sync + 'static {
     /// A short name of the backend.
     fn name(&self) -> &'static str;
 
+    /// The backend, with what of it is in use and why: one line for whoever looks at the store's
+    /// health.
+    fn describe(&self) -> String {
+        self.name().to_owned()
+    }
+
     /// Takes operations and returns at once. Operations may be performed in any order.
     fn submit(&self, batch: Vec<IoRequest>);
 
@@ -108,10 +114,12 @@ pub struct BlockingEngine {
     loads: Workers<IoRequest>,
     stores: Workers<IoRequest>,
     shared: Arc<Shared>,
+    description: String,
 }
 
-struct Shared {
-    disk: Arc<dyn Disk>,
+/// What the threads of an engine, of either backend, have in common.
+pub(crate) struct Shared {
+    pub(crate) disk: Arc<dyn Disk>,
     on_done: OnDone,
     in_flight: AtomicUsize,
 }
@@ -128,20 +136,27 @@ impl BlockingEngine {
         store_threads: usize,
         on_done: OnDone,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared { disk, on_done, in_flight: AtomicUsize::new(0) });
+        let shared = Arc::new(Shared::new(disk, on_done));
         let handler = {
             let shared = Arc::clone(&shared);
             Arc::new(move |request| shared.serve(request))
         };
         let loads = Workers::new("tkv-load", load_threads, threads, handler.clone())?;
         match Workers::new("tkv-store", store_threads, threads, handler) {
-            Ok(stores) => Ok(Self { loads, stores, shared }),
+            Ok(stores) => Ok(Self { loads, stores, shared, description: "blocking".into() }),
             Err(err) => {
                 loads.start_closing();
                 loads.wait_closed();
                 Err(err)
             }
         }
+    }
+
+    /// The same engine, which now also says why it is this one that works here.
+    #[must_use]
+    pub fn because(mut self, reason: &str) -> Self {
+        self.description = format!("blocking: {reason}");
+        self
     }
 }
 
@@ -150,23 +165,23 @@ impl IoEngine for BlockingEngine {
         "blocking"
     }
 
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
     fn submit(&self, batch: Vec<IoRequest>) {
-        self.shared.in_flight.fetch_add(batch.len(), Ordering::SeqCst);
+        self.shared.begin(batch.len());
         let (loads, stores): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|request| request.priority == Priority::Load);
         for (workers, requests) in [(&self.loads, loads), (&self.stores, stores)] {
             if let Err(refused) = workers.submit(requests.into_iter()) {
-                refused.for_each(|IoRequest { token, op, .. }| {
-                    let closed = "the I/O engine is closed";
-                    let result = Err(io::Error::new(io::ErrorKind::BrokenPipe, closed));
-                    self.shared.complete(IoDone { token, op, result });
-                });
+                refused.for_each(|request| self.shared.refuse(request));
             }
         }
     }
 
     fn in_flight(&self) -> usize {
-        self.shared.in_flight.load(Ordering::SeqCst)
+        self.shared.in_flight()
     }
 
     fn close(&self) {
@@ -188,7 +203,27 @@ impl Drop for BlockingEngine {
 }
 
 impl Shared {
-    fn serve(&self, request: IoRequest) {
+    pub(crate) fn new(disk: Arc<dyn Disk>, on_done: OnDone) -> Self {
+        Self { disk, on_done, in_flight: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn begin(&self, requests: usize) {
+        self.in_flight.fetch_add(requests, Ordering::SeqCst);
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::SeqCst)
+    }
+
+    /// Answers a request that came after the end.
+    pub(crate) fn refuse(&self, IoRequest { token, op, .. }: IoRequest) {
+        let closed = "the I/O engine is closed";
+        let result = Err(io::Error::new(io::ErrorKind::BrokenPipe, closed));
+        self.complete(IoDone { token, op, result });
+    }
+
+    /// Performs a request through the disk's blocking calls.
+    pub(crate) fn serve(&self, request: IoRequest) {
         let IoRequest { token, mut op, .. } = request;
         // A disk that panics must not lose the buffers and their waiter.
         let performed = catch_unwind(AssertUnwindSafe(|| perform(&*self.disk, &mut op)));
@@ -200,7 +235,7 @@ impl Shared {
         self.complete(IoDone { token, op, result });
     }
 
-    fn complete(&self, done: IoDone) {
+    pub(crate) fn complete(&self, done: IoDone) {
         contained(|| (self.on_done)(done));
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
     }

@@ -8,30 +8,36 @@ mod arena;
 mod bitmap;
 mod buf;
 mod checksum;
+mod choose;
 mod clock;
 mod directory;
 mod dirlock;
 mod disk;
 mod engine;
+mod fork;
 mod mapping;
 mod memdisk;
 mod memory;
 mod pool;
 mod posix;
+mod uring;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
 pub use buf::{AlignedBuf, ReadBuf};
 pub use checksum::{copy, copy_checked, crc32c};
+pub use choose::{EngineConfig, choose_engine};
 pub use clock::{
     Clock, Entropy, ManualClock, Nanos, OsEntropy, OsThreads, SeededEntropy, SystemClock, Threads,
 };
 pub use dirlock::DirLock;
-pub use disk::{Alignment, Disk, FileId};
+pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
+pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
-pub use memory::{available_memory_bytes, memory_limit_bytes};
+pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
+pub use uring::{UringConfig, UringEngine, UringFeatures, probe_io_uring};
 
 /// The unit of arenas, buffers and slots, in bytes.
 pub const PAGE_BYTES: u64 = 4096;

@@ -28,6 +28,8 @@ impl Extent {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memfd, seals)?;
         let writable = Mapping::new(&memfd, len, ProtFlags::READ | ProtFlags::WRITE)?;
+        // A forked child shares the memory but not the books of it: its writes must trap.
+        writable.advise(0, len, Advice::LinuxDontFork)?;
         let readable = Mapping::new(&memfd, len, ProtFlags::READ)?;
         Ok(Self { memfd, writable, readable })
     }
@@ -94,8 +96,8 @@ impl Mapping {
     fn advise(&self, offset: usize, len: usize, advice: Advice) -> io::Result<()> {
         let start = self.range(offset, len);
         loop {
-            // SAFETY: the range lies in this mapping, and the advices used here (dump, populate)
-            // change no byte of it.
+            // SAFETY: the range lies in this mapping, and the advices used here (dump, fork,
+            // populate) change no byte of it.
             match unsafe { rustix::mm::madvise(start.cast(), len, advice) } {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 other => return Ok(other?),

@@ -1,4 +1,5 @@
-//! How much memory this process may have, so that an arena too large is an error, not a kill.
+//! How much memory and how many files this process may have, so that asking for more is an error
+//! at open, not a kill or a fault later.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,11 @@ pub fn memory_limit_bytes() -> Option<u64> {
 pub fn available_memory_bytes() -> Option<u64> {
     let machine = meminfo("MemAvailable:");
     groups().iter().filter_map(Group::available_bytes).chain(machine).min()
+}
+
+/// How many files this process may have open at once; `None` without a limit.
+pub fn open_files_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
 fn meminfo(field: &str) -> Option<u64> {

@@ -10,7 +10,7 @@ use tiered_kv_types::{Error, ErrorKind, Result};
 
 use crate::clock::Threads;
 
-type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// A first-in, first-out queue of jobs and the threads that run them.
 ///

@@ -14,7 +14,10 @@ use tiered_kv_types::{Error, Result};
 use crate::PAGE_BYTES;
 use crate::buf::AlignedBuf;
 use crate::directory::{directory_error, ensure_directory};
-use crate::disk::{Alignment, Disk, FileId, check_name, check_range, not_open, too_large};
+use crate::disk::{
+    Alignment, DataFile, Descriptors, Disk, FileId, check_name, check_range, not_open, too_large,
+    usable,
+};
 
 /// Files that are not yet, or no longer, part of the store.
 const SCRATCH_PREFIX: &str = ".tmp-";
@@ -40,14 +43,13 @@ struct Access {
 
 #[derive(Default)]
 struct Files {
-    open: HashMap<u32, Arc<OpenFile>>,
+    open: HashMap<u32, OpenFile>,
     next: u32,
 }
 
 struct OpenFile {
     name: String,
-    file: File,
-    bytes: u64,
+    data: Arc<DataFile>,
 }
 
 impl PosixDisk {
@@ -98,10 +100,13 @@ impl PosixDisk {
         // A pipe of that name must not block the caller.
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file: File = rustix::fs::openat(&self.dir, name, flags, Mode::empty())?.into();
-        if file.metadata()?.is_file() {
-            return Ok(file);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("not a regular file"));
         }
-        Err(io::Error::other("not a regular file"))
+        // On some file systems an io_uring would take it for a wish to fail instead of waiting.
+        let flags = rustix::fs::fcntl_getfl(&file)?;
+        rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+        Ok(file)
     }
 
     fn unlink(&self, name: &str) -> io::Result<()> {
@@ -143,7 +148,8 @@ impl PosixDisk {
         let mut files = self.files.write();
         let id = files.next;
         files.next = id.checked_add(1).expect("a store opens fewer than 2^32 files");
-        files.open.insert(id, Arc::new(OpenFile { name: name.to_owned(), file, bytes }));
+        let data = Arc::new(DataFile::new(file, bytes));
+        files.open.insert(id, OpenFile { name: name.to_owned(), data });
         FileId(id)
     }
 
@@ -152,8 +158,9 @@ impl PosixDisk {
         self.files.write().open.retain(|_, open| open.name != name);
     }
 
-    fn file(&self, id: FileId) -> io::Result<Arc<OpenFile>> {
-        self.files.read().open.get(&id.0).cloned().ok_or_else(|| not_open(id))
+    fn file(&self, id: FileId) -> io::Result<Arc<DataFile>> {
+        let files = self.files.read();
+        files.open.get(&id.0).map(|open| Arc::clone(&open.data)).ok_or_else(|| not_open(id))
     }
 
     fn needs_bounce(&self, address: *const u8) -> bool {
@@ -241,7 +248,7 @@ impl Disk for PosixDisk {
         let known = {
             let files = self.files.read();
             let found = files.open.iter().find(|(_, open)| open.name == name);
-            found.map(|(&id, open)| (FileId(id), open.bytes))
+            found.map(|(&id, open)| (FileId(id), open.data.bytes()))
         };
         if let Some(known) = known {
             return Ok(known);
@@ -256,13 +263,13 @@ impl Disk for PosixDisk {
         check_range(unit, offset, buf.len())?;
         let open = self.file(file)?;
         if !self.needs_bounce(buf.as_ptr()) {
-            return read_whole(&open.file, unit, offset, buf);
+            return read_whole(open.file(), unit, offset, buf);
         }
         let mut bounce = bounce_buffer(buf.len())?;
         let mut at = offset;
         for piece in buf.chunks_mut(BOUNCE_BYTES) {
             let from = &mut bounce.as_mut_slice()[..piece.len()];
-            read_whole(&open.file, unit, at, from)?;
+            read_whole(open.file(), unit, at, from)?;
             piece.copy_from_slice(from);
             at += piece.len() as u64;
         }
@@ -273,37 +280,39 @@ impl Disk for PosixDisk {
         let unit = self.access.alignment;
         check_range(unit, offset, buf.len())?;
         let open = self.file(file)?;
-        // A data file has its full size from the start: growing would allocate behind the quota.
-        if offset.checked_add(buf.len() as u64).is_none_or(|end| end > open.bytes) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
+        open.check_write(offset, buf.len())?;
         if !self.needs_bounce(buf.as_ptr()) {
-            return write_whole(&open.file, unit, offset, buf);
+            return write_whole(open.file(), unit, offset, buf);
         }
         let mut bounce = bounce_buffer(buf.len())?;
         let mut at = offset;
         for piece in buf.chunks(BOUNCE_BYTES) {
             let to = &mut bounce.as_mut_slice()[..piece.len()];
             to.copy_from_slice(piece);
-            write_whole(&open.file, unit, at, to)?;
+            write_whole(open.file(), unit, at, to)?;
             at += piece.len() as u64;
         }
         Ok(())
     }
 
     fn sync(&self, file: FileId) -> io::Result<()> {
-        self.file(file)?.file.sync_data()
+        self.file(file)?.file().sync_data()
+    }
+
+    fn descriptors(&self) -> Option<&dyn Descriptors> {
+        Some(self)
+    }
+}
+
+impl Descriptors for PosixDisk {
+    fn data_file(&self, file: FileId) -> io::Result<Arc<DataFile>> {
+        self.file(file)
     }
 }
 
 fn bounce_buffer(len: usize) -> io::Result<AlignedBuf> {
     let len = len.clamp(1, BOUNCE_BYTES).next_multiple_of(PAGE_BYTES as usize);
     AlignedBuf::new(len).map_err(|err| io::Error::new(io::ErrorKind::OutOfMemory, err))
-}
-
-/// What of a short transfer counts, so that the rest begins on the alignment again.
-fn usable(unit: Alignment, done: usize, wanted: usize) -> usize {
-    if done == wanted { done } else { done - done % unit.offset as usize }
 }
 
 fn read_whole(file: &File, unit: Alignment, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {

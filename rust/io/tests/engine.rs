@@ -1,11 +1,9 @@
-//! The blocking engine and the worker pool: order, ownership and the end.
-
-mod common;
+//! The blocking engine over disks that stall and fail, and the worker pool.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use tiered_kv_io::{
     AlignedBuf, Alignment, Arena, ArenaConfig, BlockingEngine, Disk, DiskOp, FileId, IoDone,
@@ -94,14 +92,6 @@ fn load(token: u64, file: FileId, page: u64, arena: &Arc<Arena>) -> IoRequest {
     IoRequest { token, priority: Priority::Load, op }
 }
 
-fn first_byte(done: IoDone) -> u8 {
-    done.result.expect("no fault");
-    match done.op {
-        IoOp::Read { buf, .. } => buf.freeze().as_slice()[0],
-        _ => panic!("not a read"),
-    }
-}
-
 #[test]
 fn loads_are_served_while_all_store_threads_stall() {
     let (started, has_started) = channel();
@@ -125,45 +115,6 @@ fn loads_are_served_while_all_store_threads_stall() {
     let stores: Vec<u64> = done.try_iter().map(|done| done.token).collect();
     assert_eq!(stores, [100, 101, 102]);
     assert_eq!(engine.in_flight(), 0);
-}
-
-#[test]
-fn close_drains_what_was_submitted() {
-    let disk = Arc::new(MemDisk::new());
-    let file = disk.create("data", 256 * PAGE).expect("memory");
-    let (engine, done) = engine(disk.clone(), 2, 2);
-    engine.submit((0..256).map(|token| write(token, file, token, token as u8)).collect());
-    engine.close();
-    let mut tokens: Vec<u64> = done.try_iter().map(|done| done.token).collect();
-    tokens.sort_unstable();
-    assert_eq!(tokens, (0..256).collect::<Vec<_>>());
-    assert_eq!(engine.in_flight(), 0);
-    let mut page = vec![0; PAGE as usize];
-    for token in 0..256_u64 {
-        disk.read_at(file, token * PAGE, &mut page).expect("in range");
-        assert!(page.iter().all(|&byte| byte == token as u8));
-    }
-    engine.submit(vec![write(999, file, 0, 1)]);
-    let refused = done.try_recv().expect("answered at once");
-    assert_eq!((refused.token, engine.in_flight()), (999, 0));
-    assert_eq!(refused.result.expect_err("closed").kind(), io::ErrorKind::BrokenPipe);
-}
-
-#[test]
-fn buffers_come_back_with_data_and_with_errors() {
-    let disk = Arc::new(MemDisk::new());
-    let file = disk.create("data", 4 * PAGE).expect("memory");
-    disk.write_at(file, PAGE, &common::noise(PAGE as usize, 3)).expect("in range");
-    let (engine, done) = engine(disk, 1, 1);
-    let arena = arena(4);
-    engine.submit(vec![load(0, file, 1, &arena)]);
-    assert_eq!(first_byte(done.recv().expect("answered")), common::noise(1, 3)[0]);
-    engine.submit(vec![load(1, file, 9, &arena)]);
-    let failed = done.recv().expect("answered");
-    assert_eq!(failed.result.expect_err("off the end").kind(), io::ErrorKind::UnexpectedEof);
-    assert_eq!(arena.taken_bytes(), PAGE, "the buffer is held by its operation alone");
-    drop(failed.op);
-    assert_eq!(arena.taken_bytes(), 0);
 }
 
 fn create(token: u64, name: &str) -> IoRequest {
@@ -228,52 +179,6 @@ fn panics_of_callback_and_disk_lose_neither_thread_nor_buffer() {
     assert!(matches!(failed.op, IoOp::Write { .. }));
     engine.close();
     assert_eq!(engine.in_flight(), 0);
-}
-
-#[test]
-fn closing_from_a_callback_does_not_deadlock() {
-    let disk = Arc::new(MemDisk::new());
-    let file = disk.create("data", 8 * PAGE).expect("memory");
-    let own: Arc<OnceLock<BlockingEngine>> = Arc::default();
-    let (sender, done) = channel();
-    let on_done: OnDone = {
-        let own = Arc::clone(&own);
-        Arc::new(move |done| {
-            own.wait().close();
-            sender.send(done.token).expect("the test listens");
-        })
-    };
-    let engine = BlockingEngine::new(disk, &OsThreads, 1, 1, on_done).expect("threads");
-    let arena = arena(1);
-    engine.submit(vec![load(0, file, 0, &arena), write(1, file, 1, 1), write(2, file, 2, 2)]);
-    assert!(own.set(engine).is_ok());
-    let mut tokens = [(); 3].map(|()| done.recv().expect("answered"));
-    tokens.sort_unstable();
-    assert_eq!(tokens, [0, 1, 2], "what was submitted completes all the same");
-    own.wait().close();
-    assert_eq!(own.wait().in_flight(), 0, "a close from outside waits still");
-}
-
-#[test]
-fn dropping_the_engine_in_its_callback_does_not_deadlock() {
-    let disk = Arc::new(MemDisk::new());
-    let file = disk.create("data", 8 * PAGE).expect("memory");
-    let own: Arc<Mutex<Option<BlockingEngine>>> = Arc::default();
-    let (sender, done) = channel();
-    let on_done: OnDone = {
-        let own = Arc::clone(&own);
-        Arc::new(move |done| {
-            let engine = own.lock().expect("no panic").take();
-            drop(engine);
-            sender.send(done.token).expect("the test listens");
-        })
-    };
-    let mut held = own.lock().expect("no panic");
-    let engine = BlockingEngine::new(disk, &OsThreads, 1, 1, on_done).expect("threads");
-    engine.submit(vec![write(1, file, 1, 1), write(2, file, 2, 2)]);
-    *held = Some(engine);
-    drop(held);
-    assert_eq!([(); 2].map(|()| done.recv().expect("answered")), [1, 2]);
 }
 
 #[test]

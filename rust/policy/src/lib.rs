@@ -25,6 +25,18 @@ pub struct Facts {
     pub block_type: BlockType,
 }
 
+/// Whether a resident block may be evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// A leaf that no root reaches any more: it goes before every other.
+    Orphan,
+    /// A leaf, clean and not busy.
+    Candidate,
+    /// Not now.
+    #[default]
+    Kept,
+}
+
 /// Decides which block leaves a tier.
 ///
 /// The store tells it what is resident and which residents are *candidates*: leaves of their chain
@@ -39,8 +51,8 @@ pub trait Policy: Send {
     fn accessed(&mut self, block: BlockId, now: Nanos);
     /// `block` is no longer resident in `tier`.
     fn removed(&mut self, tier: Tier, block: BlockId);
-    /// `block`, resident in `tier`, may be evicted from it, or may not any more.
-    fn set_candidate(&mut self, tier: Tier, block: BlockId, candidate: bool);
+    /// Whether `block`, resident in `tier`, may be evicted from it.
+    fn set_standing(&mut self, tier: Tier, block: BlockId, standing: Standing);
     /// The candidate of `tier` and of this shape that should go first; `skip` passes over blocks
     /// that are busy at this moment. `None` where every candidate was passed over.
     fn victim(

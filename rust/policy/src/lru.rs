@@ -1,6 +1,6 @@
 //! Least recently used, leaves first.
 
-use crate::{BlockId, Facts, Nanos, Policy};
+use crate::{BlockId, Facts, Nanos, Policy, Standing};
 use hashbrown::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use tiered_kv_types::Tier;
@@ -12,13 +12,13 @@ const MAX_SKIPS: usize = 256;
 struct Resident {
     shape: u32,
     stamp: u64,
-    candidate: bool,
+    standing: Standing,
 }
 
 #[derive(Debug, Default)]
 struct TierState {
     residents: HashMap<BlockId, Resident, std::hash::BuildHasherDefault<IdHasher>>,
-    candidates: BTreeMap<u32, BTreeSet<(u64, BlockId)>>,
+    candidates: BTreeMap<u32, BTreeSet<(Standing, u64, BlockId)>>,
     count: usize,
 }
 
@@ -64,9 +64,9 @@ impl Lru {
 
 impl TierState {
     fn unlist(&mut self, block: BlockId, resident: Resident) {
-        if resident.candidate
+        if resident.standing != Standing::Kept
             && let Some(set) = self.candidates.get_mut(&resident.shape)
-            && set.remove(&(resident.stamp, block))
+            && set.remove(&(resident.standing, resident.stamp, block))
         {
             self.count -= 1;
         }
@@ -74,7 +74,7 @@ impl TierState {
 
     fn list(&mut self, block: BlockId, resident: Resident) {
         let set = self.candidates.entry(resident.shape).or_default();
-        if set.insert((resident.stamp, block)) {
+        if set.insert((resident.standing, resident.stamp, block)) {
             self.count += 1;
         }
     }
@@ -88,7 +88,7 @@ impl Policy for Lru {
     fn inserted(&mut self, tier: Tier, block: BlockId, facts: &Facts, _now: Nanos) {
         let stamp = self.stamp();
         let state = self.tiers.entry(tier).or_default();
-        let resident = Resident { shape: facts.shape, stamp, candidate: false };
+        let resident = Resident { shape: facts.shape, stamp, standing: Standing::Kept };
         if let Some(old) = state.residents.insert(block, resident) {
             state.unlist(block, old);
         }
@@ -101,7 +101,7 @@ impl Policy for Lru {
             let old = *resident;
             resident.stamp = stamp;
             let new = *resident;
-            if new.candidate {
+            if new.standing != Standing::Kept {
                 state.unlist(block, old);
                 state.list(block, new);
             }
@@ -116,19 +116,18 @@ impl Policy for Lru {
         }
     }
 
-    fn set_candidate(&mut self, tier: Tier, block: BlockId, candidate: bool) {
+    fn set_standing(&mut self, tier: Tier, block: BlockId, standing: Standing) {
         let Some(state) = self.tiers.get_mut(&tier) else { return };
         let Some(resident) = state.residents.get_mut(&block) else { return };
-        if resident.candidate == candidate {
+        if resident.standing == standing {
             return;
         }
         let old = *resident;
-        resident.candidate = candidate;
+        resident.standing = standing;
         let new = *resident;
-        if candidate {
+        state.unlist(block, old);
+        if standing != Standing::Kept {
             state.list(block, new);
-        } else {
-            state.unlist(block, old);
         }
     }
 
@@ -140,7 +139,7 @@ impl Policy for Lru {
         skip: &mut dyn FnMut(BlockId) -> bool,
     ) -> Option<BlockId> {
         let set = self.tiers.get(&tier)?.candidates.get(&shape)?;
-        set.iter().map(|(_, block)| *block).take(MAX_SKIPS).find(|block| !skip(*block))
+        set.iter().map(|(_, _, block)| *block).take(MAX_SKIPS).find(|block| !skip(*block))
     }
 
     fn candidates(&self, tier: Tier) -> usize {
@@ -160,7 +159,8 @@ mod tests {
         let mut lru = Lru::new();
         for block in 0..4 {
             lru.inserted(Tier::Dram, block, &FACTS, 0);
-            lru.set_candidate(Tier::Dram, block, block != 0);
+            let kept = if block == 0 { Standing::Kept } else { Standing::Candidate };
+            lru.set_standing(Tier::Dram, block, kept);
         }
         lru.accessed(1, 0);
         let victim =
@@ -178,15 +178,15 @@ mod tests {
     proptest::proptest! {
         /// Equal to a naive implementation that keeps a list.
         #[test]
-        fn equals_a_naive_list(ops in proptest::collection::vec((0u32..8, 0u8..5), 1..200)) {
+        fn equals_a_naive_list(ops in proptest::collection::vec((0u32..8, 0u8..6), 1..200)) {
             let mut lru = Lru::new();
-            let mut naive: Vec<(u32, bool)> = Vec::new();
+            let mut naive: Vec<(u32, Standing)> = Vec::new();
             for (block, op) in ops {
                 let at = naive.iter().position(|(b, _)| *b == block);
                 match (op, at) {
                     (0, None) => {
                         lru.inserted(Tier::Dram, block, &FACTS, 0);
-                        naive.push((block, false));
+                        naive.push((block, Standing::Kept));
                     }
                     (1, Some(at)) => {
                         lru.accessed(block, 0);
@@ -197,16 +197,19 @@ mod tests {
                         lru.removed(Tier::Dram, block);
                         naive.remove(at);
                     }
-                    (3 | 4, Some(at)) => {
-                        lru.set_candidate(Tier::Dram, block, op == 3);
-                        naive[at].1 = op == 3;
+                    (3.., Some(at)) => {
+                        let all = [Standing::Orphan, Standing::Candidate, Standing::Kept];
+                        let standing = all[op as usize - 3];
+                        lru.set_standing(Tier::Dram, block, standing);
+                        naive[at].1 = standing;
                     }
                     _ => {}
                 }
-                let expected = naive.iter().find(|(_, c)| *c).map(|(b, _)| *b);
+                let first = |wanted| naive.iter().find(|(_, s)| *s == wanted).map(|(b, _)| *b);
+                let expected = first(Standing::Orphan).or(first(Standing::Candidate));
                 let victim = lru.victim(Tier::Dram, 1, 0, &mut |_| false);
                 proptest::prop_assert_eq!(victim, expected);
-                let count = naive.iter().filter(|(_, c)| *c).count();
+                let count = naive.iter().filter(|(_, s)| *s != Standing::Kept).count();
                 proptest::prop_assert_eq!(lru.candidates(Tier::Dram), count);
             }
         }

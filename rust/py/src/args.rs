@@ -8,6 +8,9 @@ use pyo3::types::{PyBytes, PyString};
 use std::time::Duration;
 use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, PutOptions};
 
+/// Most elements that memory is taken for before they have been seen.
+const MAX_HINT: usize = 64 << 10;
+
 /// Packed keys, n x 32 bytes.
 pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
     if let Ok(bytes) = value.cast::<PyBytes>() {
@@ -48,6 +51,14 @@ pub(crate) fn timeout(
     }
 }
 
+/// How old blocks have to be, in seconds.
+pub(crate) fn age(py: Python<'_>, op: &'static str, seconds: f64) -> PyResult<Duration> {
+    if seconds >= 0.0 {
+        return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    }
+    Err(invalid(py, op, format!("`seconds` is {seconds}: give an age, 0 or more")))
+}
+
 /// Token ids: a buffer of integers, or any sequence of them.
 pub(crate) fn tokens(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let py = value.py();
@@ -60,7 +71,8 @@ pub(crate) fn tokens(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec
     let items = value
         .try_iter()
         .map_err(|_| invalid(py, op, "`tokens` is not a sequence: pass token ids"))?;
-    let mut tokens = Vec::with_capacity(value.len().unwrap_or(0));
+    // What a foreign object says of its length is only a hint.
+    let mut tokens = Vec::with_capacity(value.len().unwrap_or(0).min(MAX_HINT));
     for (index, item) in items.enumerate() {
         let item = item?;
         tokens.push(item.extract().map_err(|_| {
@@ -129,6 +141,19 @@ fn integer(item: &[u8], signed: bool) -> i128 {
     i128::from_ne_bytes(wide)
 }
 
+/// For each block, whether a chunk ended with it.
+fn truths(value: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+    let py = value.py();
+    let wrong = |what: String| invalid(py, "put", format!("{what}: give True or False a block"));
+    let items = value.try_iter().map_err(|_| wrong("`chunk_ends` is not a sequence".into()))?;
+    let mut truths = Vec::new();
+    for (index, item) in items.enumerate() {
+        let truth = item?.extract();
+        truths.push(truth.map_err(|_| wrong(format!("`chunk_ends[{index}]` is no truth value")))?);
+    }
+    Ok(truths)
+}
+
 /// A block type by its name.
 pub(crate) fn block_type(
     py: Python<'_>,
@@ -169,7 +194,7 @@ impl PyPutOptions {
         depth: u32,
         chain: bool,
         tokens: Option<&Bound<'_, PyAny>>,
-        chunk_ends: Option<Vec<bool>>,
+        chunk_ends: Option<&Bound<'_, PyAny>>,
         computed: &str,
         block_type: Option<&str>,
         timeout: Option<f64>,
@@ -188,9 +213,10 @@ impl PyPutOptions {
             parent: key("put", "parent", parent)?,
             depth,
             tokens: counts.unwrap_or_default(),
-            chunk_ends: chunk_ends.unwrap_or_default(),
+            chunk_ends: chunk_ends.map(truths).transpose()?.unwrap_or_default(),
             computed,
             block_type: self::block_type(py, "put", block_type)?,
+            wait: None,
             timeout: self::timeout(py, "put", timeout)?,
         };
         Ok(Self { inner })

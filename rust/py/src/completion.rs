@@ -6,7 +6,7 @@
 
 use crate::buffers::Held;
 use crate::leases::Leases;
-use crate::reports::{FlushReport, IntoReport, PutReport};
+use crate::reports::{DeleteReport, FlushReport, IntoReport, PutReport};
 use crate::store::{Shared, StoreRef};
 use parking_lot::{Condvar, Mutex};
 use pyo3::IntoPyObjectExt;
@@ -27,6 +27,7 @@ pub(crate) enum Done {
     Into(Vec<Result<Tier, MissReason>>, Arc<Held>),
     Put(tiered_kv::PutReport, Arc<Held>),
     Flush(tiered_kv::FlushReport),
+    Delete(tiered_kv::DeleteReport),
 }
 
 impl Done {
@@ -43,6 +44,7 @@ impl Done {
                 PutReport::from(report).into_py_any(py)
             }
             Self::Flush(report) => FlushReport::from(report).into_py_any(py),
+            Self::Delete(report) => DeleteReport::from(report).into_py_any(py),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use tiered_kv::{Audit, Health, LogEntry, LogKind, OpenTimes, Stats, TierStats};
+use tiered_kv::{Audit, DriveHealth, Health, LogEntry, LogKind, OpenTimes, Stats, TierStats};
 
 fn tier<'py>(py: Python<'py>, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
     let row = PyDict::new(py);
@@ -42,12 +42,25 @@ pub(crate) fn health<'py>(py: Python<'py>, health: &Health) -> PyResult<Bound<'p
     let all = PyDict::new(py);
     all.set_item("open", health.open)?;
     all.set_item("backend", &health.backend)?;
+    all.set_item("backend_reason", &health.backend_reason)?;
     all.set_item("direct", health.direct)?;
     all.set_item("direct_reason", &health.direct_reason)?;
     all.set_item("drive_paused", health.drive_paused)?;
+    let drives: PyResult<Vec<_>> = health.drives.iter().map(|one| drive(py, one)).collect();
+    all.set_item("drives", drives?)?;
     all.set_item("store_id", &health.store_id)?;
     all.set_item("huge_bytes", health.huge_bytes)?;
     Ok(all)
+}
+
+fn drive<'py>(py: Python<'py>, drive: &DriveHealth) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("path", drive.path.to_string_lossy())?;
+    row.set_item("state", drive.state.name())?;
+    row.set_item("backend", &drive.backend)?;
+    row.set_item("reason", &drive.reason)?;
+    row.set_item("store_id", &drive.store_id)?;
+    Ok(row)
 }
 
 pub(crate) fn audit<'py>(py: Python<'py>, audit: &Audit) -> PyResult<Bound<'py, PyDict>> {

@@ -9,6 +9,7 @@
 
 mod args;
 mod buffers;
+mod channel;
 mod completion;
 mod config;
 mod digest;
@@ -17,6 +18,7 @@ mod errors;
 mod info;
 mod leases;
 mod namespace;
+mod probe;
 mod reports;
 mod request;
 mod reserve;
@@ -34,13 +36,18 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(config::parse_config, m)?)?;
     m.add_function(wrap_pyfunction!(digest::blake3, m)?)?;
     m.add_function(wrap_pyfunction!(digest::blake3_file, m)?)?;
+    m.add_function(wrap_pyfunction!(probe::probe_directory, m)?)?;
+    m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
+    m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
     m.add_class::<args::PyPutOptions>()?;
+    m.add_class::<channel::Channel>()?;
     m.add_class::<completion::Call>()?;
     m.add_class::<completion::CompletionQueue>()?;
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;
     m.add_class::<namespace::Namespace>()?;
     m.add_class::<reports::CloseReport>()?;
+    m.add_class::<reports::DeleteReport>()?;
     m.add_class::<reports::FlushReport>()?;
     m.add_class::<reports::IntoReport>()?;
     m.add_class::<reports::Lookup>()?;

@@ -172,6 +172,27 @@ impl FlushReport {
     }
 }
 
+/// How a delete ended.
+#[pyclass(frozen, get_all, module = "tiered_kv._core")]
+pub(crate) struct DeleteReport {
+    removed: u64,
+    durable: bool,
+}
+
+impl From<tiered_kv::DeleteReport> for DeleteReport {
+    fn from(report: tiered_kv::DeleteReport) -> Self {
+        Self { removed: report.removed, durable: report.durable }
+    }
+}
+
+#[pymethods]
+impl DeleteReport {
+    fn __repr__(&self) -> String {
+        let durable = if self.durable { "durable" } else { "not durable" };
+        format!("<DeleteReport: {} removed, {durable}>", self.removed)
+    }
+}
+
 /// How a close ended.
 #[pyclass(frozen, get_all, module = "tiered_kv._core")]
 pub(crate) struct CloseReport {

@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Error, ErrorKind, GetOptions, LookupMode};
+use tiered_kv::{Delete, Error, GetOptions, LookupMode};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -42,16 +42,17 @@ impl Drop for Shared {
 /// An open store. Its calls take a completion queue, or wait without the GIL where there is none.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Store {
-    shared: StoreRef,
+    pub(crate) shared: StoreRef,
 }
 
 impl Store {
-    fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
-        if self.shared.store.is_closed() {
-            let error = Error::new(ErrorKind::Closed, op, "the store is closed: open it again");
-            return Err(to_py(py, &error));
-        }
-        Ok(())
+    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        self.shared.store.check_open(op).or_raise(py)
+    }
+
+    /// A closed store may still be looked into; in a forked child nothing may be.
+    fn check_process(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        if self.shared.store.is_forked() { self.check_open(py, op) } else { Ok(()) }
     }
 
     fn check_ns(&self, py: Python<'_>, op: &'static str, ns: &Namespace) -> PyResult<()> {
@@ -60,6 +61,24 @@ impl Store {
             return Err(invalid(py, op, format!("`ns` belongs to another store: {remedy}")));
         }
         self.check_open(py, op)
+    }
+
+    fn begin_delete(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        what: &Delete,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        let timeout = args::timeout(py, "delete", timeout)?;
+        let ticket = Ticket::new(queue);
+        let end = ticket.clone();
+        let done = move |report| end.complete(Done::Delete(report));
+        match self.shared.store.delete_with(&ns.inner, what, timeout, done) {
+            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
+            Err(error) => Err(refused(py, &ticket, &error)),
+        }
     }
 
     fn check_request(
@@ -132,7 +151,7 @@ impl Store {
         self.check_request(py, "get", req)?;
         let keys = args::keys("get", keys)?;
         let timeout = args::timeout(py, "get", timeout)?;
-        let options = GetOptions { timeout, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |leases| end.complete(Done::Get(leases));
@@ -160,7 +179,7 @@ impl Store {
         let timeout = args::timeout(py, "get_into", timeout)?;
         let wanted = wanted("get_into", ns, true);
         let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted)?;
-        let options = GetOptions { timeout, in_request: req.is_some() };
+        let options = GetOptions { timeout, hold: None, in_request: req.is_some() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |report: tiered_kv::IntoReport<_>| {
@@ -215,6 +234,38 @@ impl Store {
         }
     }
 
+    #[pyo3(signature = (ns, keys, timeout=None, queue=None))]
+    fn delete(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "delete", ns)?;
+        let keys = args::keys("delete", keys)?;
+        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, queue)
+    }
+
+    /// Deletes what was stored longer ago than `seconds`, or everything without them.
+    #[pyo3(signature = (ns, seconds=None, timeout=None, queue=None))]
+    fn delete_all(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        seconds: Option<f64>,
+        timeout: Option<f64>,
+        queue: Option<&CompletionQueue>,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "delete", ns)?;
+        let what = match seconds {
+            Some(seconds) => Delete::OlderThan(args::age(py, "delete", seconds)?),
+            None => Delete::All,
+        };
+        self.begin_delete(py, ns, &what, timeout, queue)
+    }
+
     fn reserve(
         &self,
         py: Python<'_>,
@@ -244,19 +295,23 @@ impl Store {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "stats")?;
         info::stats(py, &py.detach(|| self.shared.store.stats()))
     }
 
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "health")?;
         info::health(py, &py.detach(|| self.shared.store.health()))
     }
 
     fn audit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py, "audit")?;
         info::audit(py, &py.detach(|| self.shared.store.audit()))
     }
 
     #[pyo3(signature = (since=0))]
     fn events<'py>(&self, py: Python<'py>, since: u64) -> PyResult<Bound<'py, PyList>> {
+        self.check_process(py, "events")?;
         info::events(py, &py.detach(|| self.shared.store.events(since)))
     }
 
@@ -277,7 +332,7 @@ impl Store {
     }
 }
 
-fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
+pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
     Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable }
 }
 

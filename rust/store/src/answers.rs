@@ -1,6 +1,7 @@
 //! What the calls of the request path ask for and answer.
 
 use crate::index::Residency;
+use crate::machine::HoldId;
 use crate::resident::Lease;
 use std::time::Duration;
 use tiered_kv_types::{BlockInfo, MissReason, Tier};
@@ -47,8 +48,47 @@ pub struct Lookup {
 pub struct GetOptions {
     /// How long to wait for loads; the configuration's `load_timeout_s` where absent.
     pub timeout: Option<Duration>,
+    /// A hold of these blocks, which ends with the get.
+    pub hold: Option<HoldId>,
     /// The get belongs to an open [`Request`], which counts its accesses.
     pub in_request: bool,
+}
+
+/// What can be said of a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriveState {
+    /// It takes reads and writes.
+    Working,
+    /// Writing is paused after faults; reads go on.
+    Paused,
+    /// It could not be opened: what it holds is misses until it is back.
+    Lost,
+}
+
+impl DriveState {
+    /// A stable name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::Paused => "paused",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// State of one drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriveHealth {
+    /// Its directory.
+    pub path: std::path::PathBuf,
+    /// Whether it works.
+    pub state: DriveState,
+    /// Which I/O backend serves it, and why; empty where it is lost.
+    pub backend: String,
+    /// How its files are opened, or why it is lost.
+    pub reason: String,
+    /// Its identity, empty where it is lost.
+    pub store_id: String,
 }
 
 /// State of the store's parts.
@@ -58,13 +98,17 @@ pub struct Health {
     pub open: bool,
     /// I/O backend in use.
     pub backend: String,
+    /// Why it is in use and not another, and what it could register.
+    pub backend_reason: String,
     /// Whether files bypass the page cache.
     pub direct: bool,
     /// Why they do or do not.
     pub direct_reason: String,
     /// Writing to the drive is paused after faults; blocks stay in memory only.
     pub drive_paused: bool,
-    /// The directory's identity, empty without a drive.
+    /// Each drive of the configuration, lost ones last.
+    pub drives: Vec<DriveHealth>,
+    /// The first drive's identity, empty without one.
     pub store_id: String,
     /// Bytes of memory on huge pages.
     pub huge_bytes: u64,

@@ -206,7 +206,10 @@ impl<T: Send + 'static> Op<T> {
     /// # Errors
     /// The operation itself, still in progress.
     pub fn wait_for(self, limit: Duration) -> Result<T, Self> {
-        let until = std::time::Instant::now() + limit;
+        // A limit beyond what the clock can tell is none.
+        let Some(until) = std::time::Instant::now().checked_add(limit) else {
+            return Ok(self.wait());
+        };
         let mut pending = self.promise.pending.lock();
         loop {
             if let Some(value) = pending.value.take() {
@@ -237,5 +240,17 @@ impl<T> Future for Op<T> {
                 Poll::Pending
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_beyond_the_clock_is_none() {
+        let (op, done) = Op::new();
+        done(7);
+        assert_eq!(op.wait_for(Duration::MAX).expect("it has ended"), 7);
     }
 }

@@ -3,19 +3,20 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
-use crate::call::{BlockSource, Call, Reply, WriteBuf, WriteBufs};
+use crate::call::{BlockSource, Call, WriteBuf};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
-use crate::machine::{Command, Event, Machine, Now, OpId, Outcome};
+use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
 use crate::resident::{Filling, LeaseBudget, Resident};
 use crate::stats::FastCounters;
 use crossbeam_queue::ArrayQueue;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tiered_kv_io::{Clock, Nanos, WorkerPool};
+use tiered_kv_io::{Clock, Nanos, Origin, Running, WorkerPool};
 use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
@@ -44,11 +45,15 @@ pub(crate) struct Core {
     pub(crate) budget: Arc<LeaseBudget>,
     pub(crate) fast: FastCounters,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) io: Option<IoBridge>,
+    pub(crate) io: Vec<IoBridge>,
     copies: WorkerPool,
     copy_threads: usize,
     accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
     timer: Timer,
+    /// The process whose threads these are.
+    origin: Origin,
+    /// Until the threads have ended.
+    running: Running,
     closed: AtomicBool,
     stopped: AtomicBool,
 }
@@ -57,8 +62,8 @@ pub(crate) struct Core {
 #[derive(Default)]
 struct Work {
     copies: Vec<Copy>,
-    io: Vec<Command>,
-    done: Vec<(Reply, Outcome, WriteBufs)>,
+    io: BTreeMap<DriveId, Vec<Command>>,
+    done: Vec<(Call, Outcome)>,
 }
 
 enum Copy {
@@ -79,7 +84,7 @@ pub(crate) struct CoreParts {
     pub(crate) index: Arc<ReadIndex>,
     pub(crate) budget: Arc<LeaseBudget>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) io: Option<IoBridge>,
+    pub(crate) io: Vec<IoBridge>,
     pub(crate) copies: WorkerPool,
     pub(crate) copy_threads: usize,
     pub(crate) hasher: KeyHasher,
@@ -104,6 +109,8 @@ impl Core {
             copy_threads: parts.copy_threads,
             accesses: ArrayQueue::new(ACCESS_QUEUE),
             timer: Timer::default(),
+            origin: Origin::here(),
+            running: Running::begin(),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
@@ -111,6 +118,12 @@ impl Core {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether this process is a forked child of the core's: none of its threads are here, and its
+    /// locks may be held by one of them for ever.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
     }
 
     /// Takes no more calls. Returns whether it took some before.
@@ -136,6 +149,9 @@ impl Core {
 
     /// Brings events that belong to no caller.
     pub(crate) fn drive(self: &Arc<Self>, events: impl IntoIterator<Item = Event>) {
+        if self.is_forked() {
+            return;
+        }
         let mut state = self.state.lock();
         let work = self.step(&mut state, events);
         drop(state);
@@ -162,11 +178,13 @@ impl Core {
     }
 
     fn carry_out(self: &Arc<Self>, work: Work) {
-        if let Some(io) = &self.io {
-            io.submit(self, work.io);
+        for (drive, commands) in work.io {
+            self.io[usize::from(drive)].submit(self, commands);
         }
         self.copy(work.copies);
-        for (reply, outcome, buffers) in work.done {
+        for (Call { reply, source, buffers }, outcome) in work.done {
+            // The caller's own, like the rest: not dropped under the lock, and before it is told.
+            drop(source);
             reply(outcome, buffers);
         }
     }
@@ -249,7 +267,7 @@ impl Core {
 
     /// Ends the copy threads and the I/O threads, after everything in flight has ended.
     pub(crate) fn stop(&self) {
-        if let Some(io) = &self.io {
+        for io in &self.io {
             io.close();
         }
         self.copies.close();
@@ -257,6 +275,7 @@ impl Core {
         // Under the lock, so that the timer is either before its check or already waiting.
         let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
+        self.running.end();
     }
 }
 
@@ -277,10 +296,24 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
         }
         Command::Complete { op, outcome } => {
             let call = state.calls.remove(&op).expect("a call completes once");
-            work.done.push((call.reply, outcome, call.buffers));
+            work.done.push((call, outcome));
         }
-        io => work.io.push(io),
+        Command::Load { drive, .. }
+        | Command::PrepareSegment { drive, .. }
+        | Command::WriteSlabs { drive, .. }
+        | Command::WriteHeaders { drive, .. }
+        | Command::Sync { drive, .. }
+        | Command::WriteJournal { drive, .. } => {
+            work.io.entry(drive).or_default().push(command);
+        }
     }
+}
+
+/// Runs a copy that calls into the caller's code: a panic there, or a length that changed, must not
+/// leave the call without an end.
+fn contained<R>(copy: impl FnOnce() -> R) -> Option<R> {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(copy));
+    result.inspect_err(|_| tracing::error!("a caller's buffer panicked")).ok()
 }
 
 enum CopyResult {
@@ -299,12 +332,20 @@ impl Copy {
     fn run(self) -> CopyResult {
         match self {
             Self::In { op, item, into, source } => {
-                let filled = into.fill_from(source.block(item));
-                CopyResult::In(Event::CopiedIn { op, item, filled })
+                let filled = contained(|| {
+                    let block = source.block(item);
+                    (block.len() as u64 == into.bytes()).then(|| into.fill_from(block))
+                });
+                CopyResult::In(Event::CopiedIn { op, item, filled: filled.flatten() })
             }
             Self::Out { op, item, from, mut buffer } => {
-                let intact = from.copy_out(buffer.as_mut_slice());
-                CopyResult::Out(Event::CopiedOut { op, item, intact }, (op, item, buffer))
+                let intact = contained(|| {
+                    let out = buffer.as_mut_slice();
+                    (out.len() as u64 == from.bytes()).then(|| from.copy_out(out))
+                });
+                let (intact, generation) = (intact.flatten(), from.generation());
+                let event = Event::CopiedOut { op, item, intact, generation };
+                CopyResult::Out(event, (op, item, buffer))
             }
         }
     }

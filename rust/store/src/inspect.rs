@@ -1,9 +1,10 @@
 //! Looking into a store: statistics, health, events, audits.
 
-use crate::answers::Health;
+use crate::answers::{DriveHealth, DriveState, Health};
+use crate::directory::Drive;
 use crate::log::LogEntry;
 use crate::machine::Audit;
-use crate::open::{Drive, OpenTimes};
+use crate::open::OpenTimes;
 use crate::stats::Stats;
 use crate::store::Store;
 use std::sync::atomic::Ordering;
@@ -33,23 +34,52 @@ impl Store {
         stats
     }
 
-    /// Whether the store takes no more calls.
+    /// Whether the store takes no more calls; true in a forked child.
     pub fn is_closed(&self) -> bool {
-        self.core.is_closed()
+        self.core.is_forked() || self.core.is_closed()
+    }
+
+    /// Whether this process is a forked child of the one that opened the store. Methods
+    /// that return a `Result` then refuse; of the others only [`Store::close`] may be called.
+    pub fn is_forked(&self) -> bool {
+        self.core.is_forked()
     }
 
     /// State of the store's parts.
     pub fn health(&self) -> Health {
-        let disk = self.drive.as_ref().map(|d| &d.disk);
+        let disk = self.drives.first().map(|d| &d.disk);
+        let paused = self.core.with_machine(|m| m.drives_paused());
         Health {
             open: !self.core.is_closed(),
-            backend: self.core.io.as_ref().map_or("none", |io| io.backend()).to_owned(),
+            backend: self.core.io.first().map_or("none", |io| io.backend()).to_owned(),
+            backend_reason: self.core.io.first().map(|io| io.describe()).unwrap_or_default(),
             direct: disk.is_some_and(|d| d.is_direct()),
             direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
-            drive_paused: self.core.with_machine(|m| m.drive_paused()),
-            store_id: self.drive.as_ref().map(Drive::store_id).unwrap_or_default(),
+            drive_paused: paused.contains(&true),
+            drives: self.drives_health(&paused),
+            store_id: self.drives.first().map(Drive::store_id).unwrap_or_default(),
             huge_bytes: self.arena.report().huge_bytes,
         }
+    }
+
+    fn drives_health(&self, paused: &[bool]) -> Vec<DriveHealth> {
+        let bridges = self.core.io.iter();
+        let there =
+            self.drives.iter().zip(paused).zip(bridges).map(|((drive, paused), io)| DriveHealth {
+                backend: io.describe(),
+                path: drive.path.clone(),
+                state: if *paused { DriveState::Paused } else { DriveState::Working },
+                reason: drive.disk.direct_reason(),
+                store_id: drive.store_id(),
+            });
+        let lost = self.lost.iter().map(|(path, err)| DriveHealth {
+            path: path.clone(),
+            backend: String::new(),
+            state: DriveState::Lost,
+            reason: err.to_string(),
+            store_id: String::new(),
+        });
+        there.chain(lost).collect()
     }
 
     /// How long the parts of the open took.

@@ -1,7 +1,7 @@
 //! Commands to the drive: turned into requests of the I/O engine, and their results into events.
 
 use crate::driver::Core;
-use crate::machine::{BlockId, Command, Event, HeaderWrite, LoadFault, SlabRead};
+use crate::machine::{BlockId, Command, DriveId, Event, HeaderWrite, LoadFault, SlabRead};
 use crate::resident::{Filled, Filling, Resident, SlabWrite};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -11,6 +11,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use tiered_kv_io::{
     AlignedBuf, FileId, IoDone, IoEngine, IoOp, IoRequest, Priority, ReadBuf, SlotMut,
 };
+use tiered_kv_types::tombstone::JOURNAL_PAGE_BYTES;
+
+/// The name of the journal's file.
+pub(crate) const JOURNAL: &str = "journal.tkv";
 
 /// The name of a segment's file.
 pub(crate) fn segment_name(segment: u32) -> String {
@@ -42,15 +46,22 @@ enum Task {
     Sync {
         group: u64,
     },
-    /// An existing file's header page and table are written, then synced.
+    /// Bytes of an existing file are written, then synced.
     Rewrite {
-        segment: u32,
         file: FileId,
+        what: Rewritten,
         synced: bool,
     },
     Create {
         segment: u32,
     },
+}
+
+/// What a rewrite was of.
+#[derive(Clone, Copy)]
+enum Rewritten {
+    Segment(u32),
+    Journal { zero: bool },
 }
 
 struct Tracked {
@@ -64,21 +75,23 @@ struct Requests {
     next: u64,
 }
 
-/// Between the driver and the engine.
+/// Between the driver and the engine of one drive.
 pub(crate) struct IoBridge {
     engine: OnceLock<Box<dyn IoEngine>>,
     /// Guards the tasks in flight.
     requests: Mutex<Requests>,
+    drive: DriveId,
     segment_bytes: u64,
+    journal: FileId,
 }
 
 /// Slabs of one block share a token in its upper bits; the part's number is in the lower.
 const PART_BITS: u32 = 8;
 
 impl IoBridge {
-    pub(crate) fn new(segment_bytes: u64) -> Self {
+    pub(crate) fn new(drive: DriveId, segment_bytes: u64, journal: FileId) -> Self {
         let requests = Mutex::new(Requests { tasks: HashMap::new(), next: 0 });
-        Self { engine: OnceLock::new(), requests, segment_bytes }
+        Self { engine: OnceLock::new(), requests, drive, segment_bytes, journal }
     }
 
     pub(crate) fn set_engine(&self, engine: Box<dyn IoEngine>) {
@@ -87,6 +100,11 @@ impl IoBridge {
 
     pub(crate) fn backend(&self) -> &'static str {
         self.engine.get().map_or("none", |engine| engine.name())
+    }
+
+    /// Which backend serves the drive, and why it and not another.
+    pub(crate) fn describe(&self) -> String {
+        self.engine.get().map_or_else(String::new, |engine| engine.describe())
     }
 
     pub(crate) fn close(&self) {
@@ -118,33 +136,41 @@ impl IoBridge {
     }
 
     fn request(&self, command: Command, batch: &mut Vec<IoRequest>, events: &mut Vec<Event>) {
+        let drive = self.drive;
         match command {
-            Command::Load { block, reads, into } => self.load(block, reads, into, batch),
-            Command::WriteSlabs { group, block, from, to } => {
+            Command::Load { block, reads, into, .. } => self.load(block, reads, into, batch),
+            Command::WriteSlabs { group, block, from, to, .. } => {
                 self.write_slabs(group, block, &from, to, batch);
             }
-            Command::WriteHeaders { group, writes } => {
+            Command::WriteHeaders { group, writes, .. } => {
                 if writes.is_empty() {
-                    return events.push(Event::HeadersWritten { group, ok: true });
+                    return events.push(Event::HeadersWritten { group, drive, ok: true });
                 }
                 match self.write_headers(group, writes) {
                     Ok(requests) => batch.extend(requests),
-                    Err(_) => events.push(Event::HeadersWritten { group, ok: false }),
+                    Err(_) => events.push(Event::HeadersWritten { group, drive, ok: false }),
                 }
             }
-            Command::Sync { group, files } => {
+            Command::Sync { group, files, .. } => {
                 if files.is_empty() {
-                    return events.push(Event::Synced { group, ok: true });
+                    return events.push(Event::Synced { group, drive, ok: true });
                 }
                 self.sync(group, files, batch);
             }
-            Command::PrepareSegment { segment, file, image } => {
+            Command::PrepareSegment { segment, file, image, .. } => {
                 match self.prepare(segment, file, &image) {
                     Ok(request) => batch.push(request),
                     Err(err) => {
-                        let err = io::Error::other(err.to_string());
-                        events.push(Event::SegmentReady { segment, result: Err(err) });
+                        let result = Err(io::Error::other(err.to_string()));
+                        events.push(Event::SegmentReady { drive, segment, result });
                     }
+                }
+            }
+            Command::WriteJournal { page, bytes, zero, .. } => {
+                let offset = page * JOURNAL_PAGE_BYTES as u64;
+                match self.rewrite(self.journal, offset, &bytes, Rewritten::Journal { zero }) {
+                    Ok(request) => batch.push(request),
+                    Err(_) => events.push(Event::JournalWritten { drive, zero, ok: false }),
                 }
             }
             Command::CopyIn { .. } | Command::CopyOut { .. } | Command::Complete { .. } => {
@@ -214,20 +240,25 @@ impl IoBridge {
         file: Option<FileId>,
         image: &[u8],
     ) -> tiered_kv_types::Result<IoRequest> {
-        let mut header = AlignedBuf::new(image.len())?;
-        header.as_mut_slice()[..image.len()].copy_from_slice(image);
-        Ok(match file {
-            Some(file) => {
-                let token = self.track(Task::Rewrite { segment, file, synced: false }, 1);
-                store(token, IoOp::Write { file, offset: 0, buf: Arc::new(header) })
-            }
-            None => {
-                let token = self.track(Task::Create { segment }, 1);
-                let name = segment_name(segment);
-                let bytes = self.segment_bytes;
-                store(token, IoOp::Create { name, bytes, header, file: None })
-            }
-        })
+        if let Some(file) = file {
+            return self.rewrite(file, 0, image, Rewritten::Segment(segment));
+        }
+        let header = aligned(image)?;
+        let token = self.track(Task::Create { segment }, 1);
+        let (name, bytes) = (segment_name(segment), self.segment_bytes);
+        Ok(store(token, IoOp::Create { name, bytes, header, file: None }))
+    }
+
+    fn rewrite(
+        &self,
+        file: FileId,
+        offset: u64,
+        bytes: &[u8],
+        what: Rewritten,
+    ) -> tiered_kv_types::Result<IoRequest> {
+        let buf = Arc::new(aligned(bytes)?);
+        let token = self.track(Task::Rewrite { file, what, synced: false }, 1);
+        Ok(store(token, IoOp::Write { file, offset, buf }))
     }
 
     /// Takes a completion; the last part of a task makes its event.
@@ -264,7 +295,7 @@ impl IoBridge {
         fault: Option<io::Error>,
         created: Option<FileId>,
     ) -> Option<Event> {
-        let ok = fault.is_none();
+        let (drive, ok) = (self.drive, fault.is_none());
         if let Some(err) = &fault {
             tracing::warn!(%err, "the drive failed an operation");
         }
@@ -283,16 +314,19 @@ impl IoBridge {
                 Event::LoadDone { block, result }
             }
             Task::Slabs { group, block } => Event::SlabsWritten { group, block, ok },
-            Task::Headers { group } => Event::HeadersWritten { group, ok },
-            Task::Sync { group } => Event::Synced { group, ok },
-            Task::Rewrite { segment, file, synced: false } if ok => {
-                let token = self.track(Task::Rewrite { segment, file, synced: true }, 1);
+            Task::Headers { group } => Event::HeadersWritten { group, drive, ok },
+            Task::Sync { group } => Event::Synced { group, drive, ok },
+            Task::Rewrite { file, what, synced: false } if ok => {
+                let token = self.track(Task::Rewrite { file, what, synced: true }, 1);
                 let sync = store(token, IoOp::Sync { file });
                 self.engine.get().expect("set at open").submit(vec![sync]);
                 return None;
             }
-            Task::Rewrite { segment, file, .. } => {
-                Event::SegmentReady { segment, result: fault.map_or(Ok(file), Err) }
+            Task::Rewrite { file, what: Rewritten::Segment(segment), .. } => {
+                Event::SegmentReady { drive, segment, result: fault.map_or(Ok(file), Err) }
+            }
+            Task::Rewrite { what: Rewritten::Journal { zero }, .. } => {
+                Event::JournalWritten { drive, zero, ok }
             }
             Task::Create { segment } => {
                 let none = || io::Error::other("the file was not created");
@@ -300,10 +334,17 @@ impl IoBridge {
                     Some(err) => Err(err),
                     None => created.ok_or_else(none),
                 };
-                Event::SegmentReady { segment, result }
+                Event::SegmentReady { drive, segment, result }
             }
         })
     }
+}
+
+/// A copy of whole pages at an aligned address.
+fn aligned(bytes: &[u8]) -> tiered_kv_types::Result<AlignedBuf> {
+    let mut buf = AlignedBuf::new(bytes.len())?;
+    buf.as_mut_slice().copy_from_slice(bytes);
+    Ok(buf)
 }
 
 fn store(token: u64, op: IoOp) -> IoRequest {

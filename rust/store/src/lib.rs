@@ -18,7 +18,10 @@
 
 mod answers;
 mod call;
+mod delete;
+mod directory;
 mod driver;
+mod hold;
 mod index;
 mod inspect;
 mod io;
@@ -35,11 +38,13 @@ mod sim;
 mod stats;
 mod store;
 
-pub use answers::{GetOptions, Health, Leases, Lookup, LookupMode};
+pub use answers::{DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
+pub use delete::Delete;
+pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
-pub use machine::{Audit, FlushReport, OpId, PutStatus};
+pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus};
 pub use namespace::{Namespace, PutOptions};
 pub use open::OpenTimes;
 pub use request::{Request, RequestContext};

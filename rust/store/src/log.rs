@@ -15,6 +15,8 @@ pub enum LogKind {
     Throttled,
     /// A read or a write of it failed.
     Fault(MissReason),
+    /// A caller deleted it.
+    Deleted,
     /// It could not be made durable: it is in memory only.
     Undurable,
 }
@@ -27,6 +29,7 @@ impl LogKind {
             Self::Throttled => "throttled",
             Self::Fault(_) => "fault",
             Self::Undurable => "undurable",
+            Self::Deleted => "deleted",
         }
     }
 }

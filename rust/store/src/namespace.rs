@@ -33,6 +33,8 @@ pub struct PutOptions {
     pub computed: ComputedBy,
     /// What the blocks hold.
     pub block_type: BlockType,
+    /// How long a block that is throttled may wait for room; not at all where absent.
+    pub wait: Option<Duration>,
     /// How long copying may take; the configuration's `put_timeout_s` where absent.
     pub timeout: Option<Duration>,
 }
@@ -47,6 +49,7 @@ impl Default for PutOptions {
             chunk_ends: Vec::new(),
             computed: ComputedBy::Prefill,
             block_type: BlockType::Unknown,
+            wait: None,
             timeout: None,
         }
     }

@@ -1,29 +1,22 @@
 //! Opening: the directory's identity, its lock, recovery, memory, and the threads.
 
+use crate::directory::{Drive, found_segments, open_drive};
 use crate::driver::{Core, CoreParts};
 use crate::index::{KeyHasher, ReadIndex};
-use crate::io::{IoBridge, segment_name, segment_number};
-use crate::machine::{DriveParts, Event, FoundSegment, Geometry, Limits, Machine, Now, Parts};
+use crate::io::IoBridge;
+use crate::machine::{DriveId, Event, Geometry, Limits, Machine, Now, Parts};
 use crate::resident::{FreedSlots, LeaseBudget};
 use crate::seams::Seams;
-use parking_lot::Mutex;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    AlignedBuf, Arena, ArenaConfig, BlockingEngine, DirLock, Disk, FileId, IoDone, WorkerPool,
+    Arena, ArenaConfig, EngineConfig, IoDone, Running, UringConfig, WorkerPool, choose_engine,
     memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
-use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
-use tiered_kv_types::{
-    Error, ErrorKind, FORMAT_VERSION, OnFormatMismatch, PAGE_BYTES, RecordHeader, Result,
-    SegmentHeader, StoreConfig, Superblock, hex,
-};
+use tiered_kv_types::{Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
 
-const SUPERBLOCK: &str = "superblock.tkv";
-/// Kept free of the capacity for the superblock, the lock and the directory itself.
-const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Default of T1 where the configuration names none.
 const DEFAULT_DRAM_BYTES: u64 = 4 << 30;
 const MIN_DRAM_SEGMENT: u64 = PAGE_BYTES;
@@ -40,31 +33,23 @@ pub struct OpenTimes {
     pub recover_s: f64,
 }
 
-/// An opened drive.
-pub(crate) struct Drive {
-    pub(crate) disk: Arc<dyn Disk>,
-    superblock: Superblock,
-    geometry: Geometry,
-    /// Guards the directory's lock, which ends with the close, however long the store object lives.
-    lock: Mutex<Option<DirLock>>,
-}
+/// Directories that could not be opened, with the reason: what they hold is misses.
+pub(crate) type Lost = Vec<(PathBuf, Error)>;
 
 /// Everything that `open` made.
 pub(crate) struct Opened {
     pub(crate) core: Arc<Core>,
-    pub(crate) drive: Option<Drive>,
+    pub(crate) drives: Vec<Drive>,
+    pub(crate) lost: Lost,
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
-}
-
-fn config_error(context: String) -> Error {
-    Error::new(ErrorKind::Config, "open", context)
 }
 
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
     config.check()?;
-    let drive = config.nvme_paths.first().map(|dir| open_drive(config, seams, dir)).transpose()?;
+    check_origin()?;
+    let (drives, lost) = open_drives(config, seams)?;
     let dram = config.dram_capacity.unwrap_or_else(default_dram);
     let memory = memory_geometry(dram);
     let populate = Instant::now();
@@ -74,12 +59,13 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let index = Arc::new(ReadIndex::new(seams.entropy.next_u64()));
     let capacity = arena.capacity_bytes();
     let part = |fraction: f64| (capacity as f64 * fraction) as u64;
+    let drive_bytes: u64 = drives.iter().map(Drive::slot_bytes).sum();
     let limits = Limits {
         dirty_high_bytes: part(config.dirty_high_fraction),
         load_high_bytes: config.max_load_bytes,
+        held_high_bytes: (capacity + drive_bytes) / 2,
+        dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
     };
-    let drive_parts =
-        drive.as_ref().map(|d| DriveParts { store: d.superblock.store, geometry: d.geometry });
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
@@ -87,19 +73,33 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         policy: Box::new(Lru::new()),
         limits,
         memory,
-        drive: drive_parts,
+        drives: drives.iter().map(Drive::parts).collect(),
+        journal_pages: drives.iter().map(|d| d.journal_pages).min().unwrap_or(0),
         hasher: hasher.clone(),
         log_entries: config.event_log_entries,
     });
-    let recover = Instant::now();
-    if let Some(drive) = &drive {
-        recover_drive(drive, &mut machine, seams)?;
-    }
-    let recover_s = recover.elapsed().as_secs_f64();
+    let recovery = Instant::now();
+    recover(&drives, lost.is_empty(), &mut machine, seams)?;
+    let recover_s = recovery.elapsed().as_secs_f64();
     let budget = LeaseBudget::new(part(config.max_leased_fraction));
-    let core = start(config, seams, machine, index, budget, drive.as_ref(), hasher)?;
+    let core = make_core(config, seams, machine, index, budget, &drives, hasher)?;
+    for (number, drive) in drives.iter().enumerate() {
+        start_engine(config, seams, &core, number, drive, &arena)?;
+    }
+    let weak = Arc::downgrade(&core);
+    seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
     let total_s = begin.elapsed().as_secs_f64();
-    Ok(Opened { core, drive, arena, times: OpenTimes { total_s, populate_s, recover_s } })
+    Ok(Opened { core, drives, lost, arena, times: OpenTimes { total_s, populate_s, recover_s } })
+}
+
+fn check_origin() -> Result<()> {
+    if !Running::in_parent() {
+        return Ok(());
+    }
+    let context = "this process was forked while a store was open, whose locks it cannot use: fork \
+                   before a store is opened or after it is closed, or start the process anew \
+                   (multiprocessing's spawn)";
+    Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
 fn default_dram() -> u64 {
@@ -123,19 +123,20 @@ fn open_arena(memory: &Geometry, config: &StoreConfig) -> Result<Arc<Arena>> {
     Arena::new(arena)
 }
 
-fn start(
+fn make_core(
     config: &StoreConfig,
     seams: &Seams,
     machine: Machine,
     index: Arc<ReadIndex>,
     budget: Arc<LeaseBudget>,
-    drive: Option<&Drive>,
+    drives: &[Drive],
     hasher: KeyHasher,
 ) -> Result<Arc<Core>> {
-    let threads = seams.threads.as_ref();
-    let copies = WorkerPool::new("tkv-copy", config.copy_threads, threads)?;
-    let io = drive.map(|d| IoBridge::new(d.geometry.segment_bytes));
-    let core = Arc::new(Core::new(CoreParts {
+    let copies = WorkerPool::new("tkv-copy", config.copy_threads, seams.threads.as_ref())?;
+    let bridge =
+        |(number, d): (DriveId, &Drive)| IoBridge::new(number, d.geometry.segment_bytes, d.journal);
+    let io = (0..).zip(drives).map(bridge).collect();
+    Ok(Arc::new(Core::new(CoreParts {
         machine,
         index,
         budget,
@@ -144,207 +145,83 @@ fn start(
         copies,
         copy_threads: config.copy_threads,
         hasher,
-    }));
-    if let (Some(drive), Some(io)) = (drive, &core.io) {
-        let weak = Arc::downgrade(&core);
-        let on_done = Arc::new(move |done: IoDone| {
-            if let Some(core) = weak.upgrade()
-                && let Some(io) = &core.io
-            {
-                io.done(&weak, done);
-            }
-        });
-        let disk = drive.disk.clone();
-        let (loads, stores) = (config.load_threads, config.store_threads);
-        io.set_engine(Box::new(BlockingEngine::new(disk, threads, loads, stores, on_done)?));
-    }
-    let weak = Arc::downgrade(&core);
-    seams.threads.spawn("tkv-timer".into(), Box::new(move || Core::run_timer(&weak)))?;
-    Ok(core)
+    })))
 }
 
-fn open_drive(config: &StoreConfig, seams: &Seams, dir: &Path) -> Result<Drive> {
-    // The lock first: opening the files clears what a crash left half written.
-    let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
-    let disk = (seams.open_disk)(dir)?;
-    let stride = u32::try_from(RECORD_BYTES).expect("512").max(disk.alignment().offset);
-    let found = disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64)?;
-    let mismatch = match found.as_deref().map(Superblock::decode) {
-        Some(Decoded::Valid(superblock)) => {
-            let usable = superblock.segment_bytes >= 2 * PAGE_BYTES
-                && superblock.segment_bytes.is_multiple_of(PAGE_BYTES)
-                && superblock.header_stride >= stride;
-            if usable {
-                return with_geometry(config, disk, superblock, lock);
-            }
-            "has a superblock whose sizes do not fit this machine's devices".to_owned()
-        }
-        Some(Decoded::OtherVersion(version)) => format!(
-            "was written by format version {version}; this program reads version {FORMAT_VERSION}"
-        ),
-        Some(Decoded::Empty | Decoded::Damaged) => "has a damaged superblock".to_owned(),
-        None => {
-            refuse_strangers(disk.as_ref(), dir)?;
-            return create_drive(config, seams, disk, stride, lock);
-        }
-    };
-    if config.on_format_mismatch == OnFormatMismatch::Reset {
-        tracing::warn!(dir = %dir.display(), "the directory {mismatch}: it is reset");
-        return create_drive(config, seams, disk, stride, lock);
-    }
-    Err(Error::new(
-        ErrorKind::FormatMismatch,
-        "open",
-        format!(
-            "`nvme_paths`: {} {mismatch}; set on_format_mismatch = \"reset\" to drop what \
-             is in it, or name another directory",
-            dir.display()
-        ),
-    ))
-}
-
-/// A directory without a superblock is taken only if it holds nothing of somebody else's.
-fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
-    let ours = |name: &str| name == "LOCK" || segment_number(name).is_some();
-    match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
-        None => Ok(()),
-        Some((name, _)) => Err(Error::new(
-            ErrorKind::FormatMismatch,
-            "open",
-            format!(
-                "`nvme_paths`: {} is not a store and holds other files ({name}); name an empty \
-                 or a new directory",
-                dir.display()
-            ),
-        )),
-    }
-}
-
-fn create_drive(
+fn start_engine(
     config: &StoreConfig,
     seams: &Seams,
-    disk: Arc<dyn Disk>,
-    header_stride: u32,
-    lock: Option<DirLock>,
-) -> Result<Drive> {
-    for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() {
-            disk.remove(&name)?;
+    core: &Arc<Core>,
+    number: usize,
+    drive: &Drive,
+    arena: &Arc<Arena>,
+) -> Result<()> {
+    let weak = Arc::downgrade(core);
+    let on_done = Arc::new(move |done: IoDone| {
+        if let Some(core) = weak.upgrade() {
+            core.io[number].done(&weak, done);
         }
-    }
-    let mut store = [0; 16];
-    seams.entropy.fill(&mut store);
-    let superblock = Superblock {
-        store,
-        drive: 0,
-        segment_bytes: config.segment_bytes_for(config.nvme_capacity),
-        header_stride,
-        created_unix_ns: seams.clock.unix_nanos(),
+    });
+    let wanted = EngineConfig {
+        backend: config.io_backend,
+        load_threads: config.load_threads,
+        store_threads: config.store_threads,
+        uring: UringConfig::default(),
     };
-    disk.write_file(SUPERBLOCK, &superblock.encode())?;
-    with_geometry(config, disk, superblock, lock)
-}
-
-fn with_geometry(
-    config: &StoreConfig,
-    disk: Arc<dyn Disk>,
-    superblock: Superblock,
-    lock: Option<DirLock>,
-) -> Result<Drive> {
-    let segment_bytes = superblock.segment_bytes;
-    if config.segment_bytes.is_some_and(|asked| asked != segment_bytes) {
-        return Err(config_error(format!(
-            "`segment_bytes` differs from the {segment_bytes} that the directory was made with: \
-             leave the field out, or name a new directory"
-        )));
-    }
-    let usable = config.nvme_capacity.saturating_sub(DIRECTORY_BYTES);
-    let segments = u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX);
-    if segments == 0 {
-        return Err(config_error(format!(
-            "`nvme_capacity` of {} is smaller than one segment of the directory, {segment_bytes} \
-             bytes: give more",
-            config.nvme_capacity
-        )));
-    }
-    let geometry = Geometry { segment_bytes, segments, header_stride: superblock.header_stride };
-    Ok(Drive { disk, superblock, geometry, lock: Mutex::new(lock) })
-}
-
-/// Reads every segment's header table and lets the machine decide what is believed.
-fn recover_drive(drive: &Drive, machine: &mut Machine, seams: &Seams) -> Result<()> {
-    let events = found_segments(drive.disk.as_ref(), &drive.geometry)?;
-    let now = Now { mono: seams.clock.now(), unix_ns: seams.clock.unix_nanos() };
-    let mut commands = Vec::new();
-    machine.step(now, events, &mut commands);
-    debug_assert!(commands.is_empty(), "recovery asks for nothing");
+    let disk = drive.disk.clone();
+    let (engine, reason) = choose_engine(&wanted, disk, arena, seams.threads.as_ref(), on_done)?;
+    tracing::info!(reason, dir = %drive.path.display(), "I/O backend");
+    core.io[number].set_engine(engine);
     Ok(())
 }
 
-/// What recovery tells the machine of a directory.
-pub(crate) fn found_segments(disk: &dyn Disk, geometry: &Geometry) -> Result<Vec<Event>> {
-    let mut events = Vec::new();
-    for (name, _) in disk.list()? {
-        let Some(segment) = segment_number(&name) else { continue };
-        let (file, bytes) = disk.open(&name)?;
-        if segment >= geometry.segments || bytes != geometry.segment_bytes {
-            // Beyond the capacity, or cut short by somebody: its space is given back.
-            tracing::warn!(name, bytes, "a segment file does not fit the store: removed");
-            disk.remove(&name)?;
-            continue;
-        }
-        events.push(Event::Found(read_segment(disk, geometry, segment, file)));
-    }
-    events.push(Event::Recovered);
-    Ok(events)
-}
-
-fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId) -> FoundSegment {
-    let mut found = FoundSegment { segment, file, header: None, records: Vec::new(), damaged: 0 };
-    let read = |offset: u64, len: usize| -> Result<AlignedBuf> {
-        let mut buf = AlignedBuf::new(len)?;
-        let fault = |e| Error::from_io("open", segment_name(segment), e);
-        disk.read_at(file, offset, buf.as_mut_slice()).map_err(fault)?;
-        Ok(buf)
-    };
-    let page = read(0, SEGMENT_HEADER_BYTES);
-    let header = match page.as_ref().map(|page| SegmentHeader::decode(page.as_slice())) {
-        Ok(Decoded::Valid(header)) => header,
-        Ok(Decoded::Empty) => return found,
-        Ok(_) | Err(_) => {
-            found.damaged = 1;
-            return found;
-        }
-    };
-    let table = header.data_offset.saturating_sub(PAGE_BYTES);
-    let table = table.min(geometry.segment_bytes - PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
-    match read(PAGE_BYTES, usize::try_from(table).expect("a table fits in memory")) {
-        Ok(buf) => {
-            for (slot, bytes) in
-                buf.as_slice().chunks_exact(geometry.header_stride as usize).enumerate()
-            {
-                let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
-                match RecordHeader::decode(bytes) {
-                    Decoded::Valid(record) => found.records.push((slot, record)),
-                    Decoded::Empty => {}
-                    _ => found.damaged += 1,
+/// Opens every drive that is there. With several drives, one that is missing or broken is lost, and
+/// what it holds is misses; one that is in use or of another format is an error, as all of them are
+/// where no drive is left.
+fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)> {
+    let mut drives = Vec::new();
+    let mut lost = Vec::new();
+    for (number, dir) in (0..).zip(&config.nvme_paths) {
+        match open_drive(config, seams, dir, number) {
+            Ok(drive) => drives.push(drive),
+            Err(err) => match err.kind() {
+                ErrorKind::NotFound | ErrorKind::Permission | ErrorKind::Io => {
+                    tracing::error!(dir = %dir.display(), %err, "a drive is lost");
+                    lost.push((dir.clone(), err));
                 }
-            }
+                _ => return Err(err),
+            },
         }
-        Err(_) => found.damaged += 1,
     }
-    found.header = Some(header);
-    found
+    match lost.pop() {
+        Some((_, err)) if drives.is_empty() => Err(err),
+        Some(last) => {
+            lost.push(last);
+            Ok((drives, lost))
+        }
+        None => Ok((drives, lost)),
+    }
 }
 
-impl Drive {
-    /// Lets another store have the directory; nothing is in flight any more.
-    pub(crate) fn unlock(&self) {
-        drop(self.lock.lock().take());
+/// Reads every drive's tables and journal and lets the machine decide what is believed.
+fn recover(drives: &[Drive], complete: bool, machine: &mut Machine, seams: &Seams) -> Result<()> {
+    let mut events = Vec::new();
+    let mut tombstones = Vec::new();
+    let mut pages = 0;
+    let mut tables_read = true;
+    for (number, drive) in (0..).zip(drives) {
+        let checkpoint = drive.take_checkpoint()?;
+        tables_read &= checkpoint.is_none();
+        let disk = drive.disk.as_ref();
+        events.extend(found_segments(disk, number, &drive.geometry, checkpoint)?);
+        let found = drive.read_journal()?;
+        tombstones.extend(found.0);
+        pages = found.1.max(pages);
     }
-
-    /// The store's random identity, in hexadecimal.
-    pub(crate) fn store_id(&self) -> String {
-        hex(&self.superblock.store)
-    }
+    events.push(Event::FoundTombstones { tombstones, pages });
+    events.push(Event::Recovered { complete, tables_read });
+    let now = Now { mono: seams.clock.now(), unix_ns: seams.clock.unix_nanos() };
+    // Nothing runs yet that could carry commands out; they follow with the first tick.
+    machine.recover(now, events);
+    Ok(())
 }

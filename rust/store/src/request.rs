@@ -3,7 +3,7 @@
 use crate::driver::Core;
 use crate::namespace::Namespace;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tiered_kv_types::{BlockKey, BlockType};
 
@@ -24,8 +24,8 @@ pub struct RequestContext {
 
 #[derive(Debug, Default)]
 struct Observed {
-    ns: u32,
-    keys: Vec<(u64, BlockKey)>,
+    /// Position, number of the namespace, and key.
+    blocks: Vec<(u64, u32, BlockKey)>,
     finished: bool,
 }
 
@@ -51,11 +51,15 @@ impl Request {
     }
 
     /// The request uses these blocks; `position` is the place of the first in the sequence, in
-    /// blocks. Observing a block again changes nothing.
+    /// blocks. Observing a block again, or after [`Request::finish`], changes nothing.
     pub fn observe(&self, ns: &Namespace, keys: &[BlockKey], position: u64) {
         let mut observed = self.observed.lock();
-        observed.ns = ns.number;
-        observed.keys.extend((position..).zip(keys.iter().copied()));
+        if observed.finished {
+            return;
+        }
+        let place = |at: usize| position.saturating_add(at as u64);
+        let blocks = keys.iter().enumerate().map(|(at, key)| (place(at), ns.number, *key));
+        observed.blocks.extend(blocks);
     }
 
     /// Counts one access a block, leaf first. A second finish counts nothing.
@@ -69,15 +73,18 @@ impl Request {
         if std::mem::replace(&mut observed.finished, true) {
             return;
         }
-        let ns = observed.ns;
-        let mut keys = std::mem::take(&mut observed.keys);
+        let mut blocks = std::mem::take(&mut observed.blocks);
         drop(observed);
-        keys.sort_unstable_by(|a, b| b.cmp(a));
-        let mut seen = HashSet::with_capacity(keys.len());
-        let leaf_first: Vec<BlockKey> =
-            keys.into_iter().map(|(_, key)| key).filter(|key| seen.insert(*key)).collect();
-        if !leaf_first.is_empty() {
-            self.core.count_access(ns, leaf_first);
+        blocks.sort_unstable_by(|a, b| b.cmp(a));
+        let mut seen = HashSet::with_capacity(blocks.len());
+        let mut leaf_first: BTreeMap<u32, Vec<BlockKey>> = BTreeMap::new();
+        for (_, ns, key) in blocks {
+            if seen.insert((ns, key)) {
+                leaf_first.entry(ns).or_default().push(key);
+            }
+        }
+        for (ns, keys) in leaf_first {
+            self.core.count_access(ns, keys);
         }
     }
 }

@@ -67,9 +67,7 @@ impl Store {
         keys: &[BlockKey],
         options: &PutOptions,
     ) -> Result<Reservation> {
-        if self.core.is_closed() {
-            return Err(Error::new(ErrorKind::Closed, "reserve", "the store is closed"));
-        }
+        self.check_open("reserve")?;
         let items = self.put_items(ns, keys, options)?;
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| {
@@ -95,9 +93,7 @@ impl Store {
     /// # Errors
     /// `InvalidArgument` where the reservation has expired: its slots are given back; `Closed`.
     pub fn publish(&self, reservation: Reservation) -> Result<PutReport> {
-        if self.core.is_closed() {
-            return Err(Error::new(ErrorKind::Closed, "publish", "the store is closed"));
-        }
+        self.check_open("publish")?;
         if self.core.clock.now() > reservation.expires {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

@@ -27,11 +27,13 @@ pub struct Filling {
     /// Payload bytes of each slab.
     lens: SmallVec<[u64; 1]>,
     freed: FreedSlots,
+    /// The store's generation when the slots were taken.
+    begun: u64,
 }
 
 impl Filling {
-    pub(crate) fn new(freed: FreedSlots) -> Self {
-        Self { slots: SmallVec::new(), ids: SmallVec::new(), lens: SmallVec::new(), freed }
+    pub(crate) fn new(freed: FreedSlots, begun: u64) -> Self {
+        Self { slots: SmallVec::new(), ids: SmallVec::new(), lens: SmallVec::new(), freed, begun }
     }
 
     pub(crate) fn push(&mut self, slot: SlotMut, id: SlotId, len: u64) {
@@ -114,6 +116,10 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
+    pub(crate) fn begun(&self) -> u64 {
+        self.filling.begun
+    }
+
     pub(crate) fn crcs(&self) -> &[u32] {
         &self.crcs
     }

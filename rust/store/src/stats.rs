@@ -59,6 +59,16 @@ counters! {
     corrupt_nvme,
     /// Copies on the drive taken out of use.
     quarantined,
+    /// Loads begun ahead of a request.
+    prefetched,
+    /// Holds that ended by time.
+    holds_expired,
+    /// Blocks that callers deleted.
+    deleted,
+    /// Pages of tombstones that retired.
+    tombstones_retired,
+    /// Records that recovery dropped since a tombstone covers them.
+    buried,
     /// Blocks found again at open.
     recovered,
     recovered_bytes,
@@ -156,4 +166,8 @@ pub struct Stats {
     pub blocks: u64,
     /// Calls in progress.
     pub calls: u64,
+    /// Holds in force, and the bytes that they keep.
+    pub holds: u64,
+    /// Bytes that holds keep.
+    pub held_bytes: u64,
 }

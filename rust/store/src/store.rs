@@ -4,11 +4,12 @@ use crate::answers::{GetOptions, Leases, Lookup, LookupMode};
 use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
+use crate::directory::Drive;
 use crate::driver::Core;
 use crate::index::Residency;
 use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
-use crate::open::{Drive, OpenTimes, Opened};
+use crate::open::{OpenTimes, Opened};
 use crate::request::{Request, RequestContext};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
@@ -26,9 +27,12 @@ use tiered_kv_types::{
 pub struct Store {
     pub(crate) core: Arc<Core>,
     pub(crate) config: StoreConfig,
-    pub(crate) drive: Option<Drive>,
+    pub(crate) drives: Vec<Drive>,
+    pub(crate) lost: Vec<(std::path::PathBuf, Error)>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
+    /// Held by whoever closes the store.
+    closing: parking_lot::Mutex<()>,
 }
 
 impl Store {
@@ -46,8 +50,16 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_with(config: &StoreConfig, seams: &Seams) -> Result<Arc<Self>> {
-        let Opened { core, drive, arena, times } = crate::open::open(config, seams)?;
-        Ok(Arc::new(Self { core, config: config.clone(), drive, arena, times }))
+        let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
+        Ok(Arc::new(Self {
+            core,
+            config: config.clone(),
+            drives,
+            lost,
+            arena,
+            times,
+            closing: parking_lot::Mutex::new(()),
+        }))
     }
 
     /// Opens a namespace: a cheap handle that calls name.
@@ -129,6 +141,9 @@ impl Store {
         self.check_open("get")?;
         FastCounters::add(&self.core.fast.requested, keys.len() as u64);
         if let Some(leases) = self.get_resident(ns, keys, options) {
+            if let Some(hold) = options.hold {
+                self.core.drive([Event::Release { hold }]);
+            }
             done(leases);
             return Ok(None);
         }
@@ -163,7 +178,8 @@ impl Store {
     ) -> OpId {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
         let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
-        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, into, count })
+        let hold = options.hold;
+        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, into, count, hold })
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
@@ -298,8 +314,10 @@ impl Store {
         let deadline = self.deadline(options.timeout, self.config.put_timeout_s);
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_put()));
         let call = Call { reply, source: Some(source), buffers: Vec::new() };
+        let wait = options.wait.map_or(0, |wait| self.deadline(Some(wait), 0.0));
         let ns = ns.number;
-        Ok(self.core.submit(call, |op| Event::Put { op, ns, items, deadline }))
+        let event = |op| Event::Put { op, ns, items, deadline, wait_until: wait };
+        Ok(self.core.submit(call, event))
     }
 
     pub(crate) fn put_items(
@@ -348,7 +366,9 @@ impl Store {
     /// Cancels a call. It still ends through its own result, when the core no longer touches its
     /// memory.
     pub fn cancel(&self, op: OpId) {
-        self.core.drive([Event::Cancel { op }]);
+        if !self.core.is_forked() {
+            self.core.drive([Event::Cancel { op }]);
+        }
     }
 
     /// Opens a request: its accesses are counted once, when it finishes.
@@ -357,8 +377,14 @@ impl Store {
     }
 
     /// Closes the store: ends calls in progress, writes what is not durable yet until the deadline,
-    /// and waits until nothing is in flight. Leases stay valid. A second close does nothing.
+    /// and waits until nothing is in flight. Leases stay valid. A second close does nothing, nor
+    /// does one in a forked child.
     pub fn close(&self) -> CloseReport {
+        if self.core.is_forked() {
+            return CloseReport::default();
+        }
+        // A second close waits for the first.
+        let _closing = self.closing.lock();
         if !self.core.refuse_calls() {
             return CloseReport::default();
         }
@@ -372,21 +398,44 @@ impl Store {
         self.core.submit(call, |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
-        if let Some(drive) = &self.drive {
+        self.write_checkpoints();
+        for drive in &self.drives {
             drive.unlock();
         }
         report
     }
 
-    fn check_open(&self, op: &'static str) -> Result<()> {
-        if self.core.is_closed() {
-            let remedy = "the store is closed: open it again";
-            return Err(Error::new(ErrorKind::Closed, op, remedy));
+    /// Notes what each drive holds, so that the next open need not read every table. Where that
+    /// fails, the next open reads them.
+    fn write_checkpoints(&self) {
+        let paused = self.core.with_machine(|m| m.drives_paused());
+        for ((number, drive), paused) in (0..).zip(&self.drives).zip(paused) {
+            if paused {
+                continue;
+            }
+            let checkpoint = self.core.with_machine(|m| m.checkpoint(number));
+            if let Err(err) = drive.write_checkpoint(&checkpoint) {
+                tracing::warn!(dir = %drive.path.display(), %err, "no checkpoint was written");
+            }
         }
-        Ok(())
     }
 
-    fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {
+    /// Checks that the store takes calls.
+    ///
+    /// # Errors
+    /// `Closed`, also in a forked child of the process that opened the store.
+    pub fn check_open(&self, op: &'static str) -> Result<()> {
+        let remedy = if self.core.is_forked() {
+            "the store belongs to the process that this one was forked from: open another here"
+        } else if self.core.is_closed() {
+            "the store is closed: open it again"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Closed, op, remedy))
+    }
+
+    pub(crate) fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {
         let wait = timeout.unwrap_or_else(|| Duration::from_secs_f64(default_s));
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         self.core.clock.now().saturating_add(nanos)
@@ -395,6 +444,11 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        if self.core.is_forked() {
+            // Dropping the core would wait for threads that are not here.
+            std::mem::forget(self.core.clone());
+            return;
+        }
         self.close();
     }
 }

@@ -27,6 +27,19 @@ pub enum OnFormatMismatch {
     Reset,
 }
 
+/// Who reads and writes the drives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoBackend {
+    /// io_uring where it can be had, else threads that block.
+    #[default]
+    Auto,
+    /// io_uring, or refuse to open.
+    IoUring,
+    /// Threads that block in the operating system's calls.
+    Blocking,
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -47,6 +60,8 @@ pub struct StoreConfig {
     pub max_leased_fraction: f64,
     /// Part of T1 that may wait to be written to T3; beyond it a `put` is throttled.
     pub dirty_high_fraction: f64,
+    /// Part of T1 that must be left waiting before puts are taken again after that.
+    pub dirty_low_fraction: f64,
     /// Bytes that may be loading from a drive at once; beyond it a `get` is a miss.
     #[serde(deserialize_with = "de_size")]
     pub max_load_bytes: u64,
@@ -62,9 +77,11 @@ pub struct StoreConfig {
     pub on_format_mismatch: OnFormatMismatch,
     /// Entries that the event log keeps.
     pub event_log_entries: usize,
-    /// Threads that serve loads.
+    /// Who reads and writes the drives: `auto`, `io_uring` or `blocking`.
+    pub io_backend: IoBackend,
+    /// Threads that serve loads, with the blocking backend.
     pub load_threads: usize,
-    /// Threads that write to the drives.
+    /// Threads that write to the drives, with the blocking backend.
     pub store_threads: usize,
     /// Threads that copy and check payloads.
     pub copy_threads: usize,
@@ -81,6 +98,7 @@ impl Default for StoreConfig {
             segment_bytes: None,
             max_leased_fraction: 0.5,
             dirty_high_fraction: 0.75,
+            dirty_low_fraction: 0.5,
             max_load_bytes: 1 << 30,
             load_timeout_s: 10.0,
             put_timeout_s: 30.0,
@@ -88,6 +106,7 @@ impl Default for StoreConfig {
             close_timeout_s: 60.0,
             on_format_mismatch: OnFormatMismatch::Error,
             event_log_entries: 65_536,
+            io_backend: IoBackend::Auto,
             load_threads: 2,
             store_threads: 1,
             copy_threads: 2,
@@ -239,10 +258,11 @@ impl StoreConfig {
                 "is 0 but `nvme_paths` names a directory: give a size",
             ));
         }
-        self.check_one_drive()?;
+        self.check_tiers()?;
         for (field, value) in [
             ("max_leased_fraction", self.max_leased_fraction),
             ("dirty_high_fraction", self.dirty_high_fraction),
+            ("dirty_low_fraction", self.dirty_low_fraction),
         ] {
             if !(value > 0.0 && value <= 1.0) {
                 return Err(bad(field, format!("is {value}: give a part of 1, over 0")));
@@ -276,9 +296,14 @@ impl StoreConfig {
         Ok(())
     }
 
-    fn check_one_drive(&self) -> Result<()> {
-        if self.nvme_paths.len() > 1 {
-            return Err(bad("nvme_paths", "names several drives: this version takes one"));
+    fn check_tiers(&self) -> Result<()> {
+        for (at, path) in self.nvme_paths.iter().enumerate() {
+            if self.nvme_paths[..at].contains(path) {
+                return Err(bad("nvme_paths", "names a directory twice: name each drive once"));
+            }
+        }
+        if self.nvme_paths.len() > 256 {
+            return Err(bad("nvme_paths", "names over 256 drives: name fewer"));
         }
         if self.dram_capacity == Some(0) {
             return Err(bad(

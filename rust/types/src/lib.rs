@@ -3,6 +3,8 @@
 //! Nothing here does I/O, reads a clock or draws a random number.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
+mod codec;
 pub mod config;
 pub mod error;
 pub mod key;
@@ -10,14 +12,17 @@ pub mod layout;
 pub mod namespace;
 pub mod record;
 pub mod tier;
+pub mod tombstone;
 
-pub use config::{OnFormatMismatch, StoreConfig};
+pub use checkpoint::Checkpoint;
+pub use config::{IoBackend, OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};
 pub use layout::{KvLayout, MAX_SLABS};
 pub use namespace::{NamespaceId, NamespaceSpec};
 pub use record::{FORMAT_VERSION, RecordHeader, SegmentHeader, Superblock};
 pub use tier::{BlockInfo, BlockType, ComputedBy, MissReason, Tier};
+pub use tombstone::{Buried, Tombstone};
 
 /// The unit of every size on memory and disk: 4 KiB, nothing else.
 pub const PAGE_BYTES: u64 = 4096;

@@ -1,7 +1,7 @@
 //! One schema: text, environment and defaults; bad input names the field and the remedy.
 
 use tiered_kv_types::config::parse_size;
-use tiered_kv_types::{ErrorKind, StoreConfig};
+use tiered_kv_types::{ErrorKind, IoBackend, StoreConfig};
 
 fn parse(text: &str) -> tiered_kv_types::Result<StoreConfig> {
     StoreConfig::from_toml(text, [])
@@ -51,7 +51,7 @@ fn bad_input_names_the_field() {
         ("dram_capacity = 0\nnvme_capacity = 0", "nvme_capacity"),
         ("nvme_capacity = \"1GiB\"", "nvme_paths"),
         ("nvme_paths = [\"a\"]", "nvme_capacity"),
-        ("nvme_paths = [\"a\", \"b\"]\nnvme_capacity = \"1GiB\"", "nvme_paths"),
+        ("nvme_paths = [\"a\", \"a\"]\nnvme_capacity = \"1GiB\"", "nvme_paths"),
         ("nvme_paths = \"a\"\nnvme_capacity = 5", "nvme_capacity"),
         ("dram_capacity = 4096", "dram_capacity"),
         ("max_leased_fraction = 0.0", "max_leased_fraction"),
@@ -74,4 +74,26 @@ fn segments_are_an_eighth_of_the_capacity_up_to_256_mib() {
     assert_eq!(config.segment_bytes_for(1 << 30), 128 << 20);
     assert_eq!(config.segment_bytes_for(1 << 40), 256 << 20);
     assert_eq!(config.segment_bytes_for(512 << 10), 64 << 10);
+}
+
+#[test]
+fn the_io_backend_is_found_out_unless_one_is_named() {
+    assert_eq!(StoreConfig::default().io_backend, IoBackend::Auto);
+    const BASE: &str = "dram_capacity = \"64MiB\"\n";
+    for (text, backend) in [
+        ("auto", IoBackend::Auto),
+        ("io_uring", IoBackend::IoUring),
+        ("blocking", IoBackend::Blocking),
+    ] {
+        let text = format!("{BASE}io_backend = {text:?}");
+        assert_eq!(parse(&text).expect(&text).io_backend, backend);
+    }
+    let env = [("TIERED_KV_IO_BACKEND".to_owned(), "blocking".to_owned())];
+    let config = StoreConfig::from_toml(BASE, env).expect("valid");
+    assert_eq!(config.io_backend, IoBackend::Blocking);
+    let err = parse(&format!("{BASE}io_backend = \"uring\"")).expect_err("no such backend");
+    assert_eq!(err.kind(), ErrorKind::Config);
+    for part in ["io_backend", "auto", "io_uring", "blocking"] {
+        assert!(err.context().contains(part), "{err}");
+    }
 }

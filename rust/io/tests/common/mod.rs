@@ -3,8 +3,14 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 use tempfile::TempDir;
+use tiered_kv_io::{
+    Arena, ArenaConfig, BlockingEngine, Disk, FileId, IoDone, IoEngine, IoOp, IoRequest, OnDone,
+    PAGE_BYTES, Priority, Slot, Threads, UringConfig, UringEngine, probe_io_uring,
+};
+use tiered_kv_types::Result;
 
 /// Set in a child process to the path that it is to work on.
 const CHILD: &str = "TIERED_KV_TEST_CHILD";
@@ -40,4 +46,85 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
 pub(crate) fn assert_child_passed(output: &Output) {
     let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
     assert!(output.status.success() && ran, "{output:?}");
+}
+
+/// A backend under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    Blocking,
+    Uring,
+}
+
+/// The backends that this machine has. Without io_uring the output says so.
+#[expect(clippy::print_stderr, reason = "a test that has nothing to test must say so")]
+pub(crate) fn backends() -> Vec<Backend> {
+    match probe_io_uring() {
+        Ok(_) => vec![Backend::Blocking, Backend::Uring],
+        Err(reason) => {
+            eprintln!("not tested: {reason}");
+            vec![Backend::Blocking]
+        }
+    }
+}
+
+/// An engine with few threads and a small ring.
+pub(crate) fn engine(
+    backend: Backend,
+    disk: Arc<dyn Disk>,
+    arena: &Arc<Arena>,
+    threads: &dyn Threads,
+    on_done: OnDone,
+) -> Result<Box<dyn IoEngine>> {
+    Ok(match backend {
+        Backend::Blocking => Box::new(BlockingEngine::new(disk, threads, 1, 1, on_done)?),
+        Backend::Uring => Box::new(UringEngine::new(disk, arena, threads, small_ring(), on_done)?),
+    })
+}
+
+/// A ring with room for few operations, whose completions come in order.
+pub(crate) fn small_ring() -> UringConfig {
+    UringConfig { depth: 8, store_depth: 4, completion_threads: 1, ..UringConfig::default() }
+}
+
+/// An arena of one extent.
+pub(crate) fn arena(pages: u64) -> Arc<Arena> {
+    let bytes = pages * PAGE_BYTES;
+    let cfg = ArenaConfig { extent_bytes: bytes, huge_pages: false, ..ArenaConfig::new(bytes) };
+    Arena::new(cfg).expect("memory for a small arena")
+}
+
+pub(crate) fn store(token: u64, op: IoOp) -> IoRequest {
+    IoRequest { token, priority: Priority::Store, op }
+}
+
+/// A store of one page, from memory of no alignment.
+pub(crate) fn write(token: u64, file: FileId, page: u64, byte: u8) -> IoRequest {
+    let buf = Arc::new(vec![byte; PAGE_BYTES as usize]);
+    store(token, IoOp::Write { file, offset: page * PAGE_BYTES, buf })
+}
+
+/// A load of `pages` pages into the arena's page of the token's number.
+pub(crate) fn load_pages(
+    token: u64,
+    file: FileId,
+    page: u64,
+    pages: u64,
+    arena: &Arc<Arena>,
+) -> IoRequest {
+    let buf = arena.take(token * PAGE_BYTES, pages * PAGE_BYTES).expect("free pages");
+    let op = IoOp::Read { file, offset: page * PAGE_BYTES, buf };
+    IoRequest { token, priority: Priority::Load, op }
+}
+
+pub(crate) fn load(token: u64, file: FileId, page: u64, arena: &Arc<Arena>) -> IoRequest {
+    load_pages(token, file, page, 1, arena)
+}
+
+/// What a read has brought.
+pub(crate) fn bytes_of(done: IoDone) -> Slot {
+    done.result.expect("no fault");
+    match done.op {
+        IoOp::Read { buf, .. } => buf.freeze(),
+        _ => panic!("not a read"),
+    }
 }

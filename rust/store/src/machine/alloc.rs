@@ -42,6 +42,9 @@ const SEGMENT_PAGE: u64 = tiered_kv_types::PAGE_BYTES;
 impl Geometry {
     /// Number of slots of `slot_bytes` in a segment, and where the first begins.
     pub(crate) fn cut(&self, slot_bytes: u64) -> (u32, u64) {
+        if slot_bytes == 0 || slot_bytes > self.segment_bytes {
+            return (0, SEGMENT_PAGE);
+        }
         if self.header_stride == 0 {
             let slots = self.segment_bytes / slot_bytes;
             return (u32::try_from(slots).unwrap_or(u32::MAX), 0);
@@ -79,6 +82,7 @@ struct Segment {
     slot_bytes: u64,
     data_offset: u64,
     class_epoch: u32,
+    faults: u32,
     free: Vec<u32>,
     slots: u32,
 }
@@ -97,9 +101,12 @@ pub(crate) struct SlotAllocator {
     segments: Vec<Segment>,
     /// Ready segments with a free slot, by class.
     partial: BTreeMap<u64, BTreeSet<u32>>,
-    unassigned: BTreeSet<u32>,
+    /// By how often preparing them failed, so that one that always fails is tried last.
+    unassigned: BTreeSet<(u32, u32)>,
     used_bytes: u64,
     claimed: BTreeSet<SlotId>,
+    /// Segments whose table is being written: their class does not change meanwhile.
+    busy: BTreeSet<u32>,
 }
 
 impl SlotAllocator {
@@ -111,11 +118,12 @@ impl SlotAllocator {
                 slot_bytes: 0,
                 data_offset: 0,
                 class_epoch: 0,
+                faults: 0,
                 free: Vec::new(),
                 slots: 0,
             })
             .collect();
-        let unassigned = (0..geometry.segments).collect();
+        let unassigned = (0..geometry.segments).map(|number| (0, number)).collect();
         Self {
             geometry,
             prepare,
@@ -124,6 +132,7 @@ impl SlotAllocator {
             unassigned,
             used_bytes: 0,
             claimed: BTreeSet::new(),
+            busy: BTreeSet::new(),
         }
     }
 
@@ -182,12 +191,13 @@ impl SlotAllocator {
             return None;
         }
         let number = match self.unassigned.pop_first() {
-            Some(number) => number,
+            Some((_, number)) => number,
             None => {
-                let empty = |s: &Segment| {
-                    s.state == State::Ready && s.slot_bytes != slot_bytes && s.used() == 0
+                let empty = |(number, s): (u32, &Segment)| {
+                    let other = s.state == State::Ready && s.slot_bytes != slot_bytes;
+                    other && s.used() == 0 && !self.busy.contains(&number)
                 };
-                let at = self.segments.iter().position(empty)?;
+                let at = (0..).zip(&self.segments).position(empty)?;
                 u32::try_from(at).expect("segment numbers are u32")
             }
         };
@@ -215,8 +225,14 @@ impl SlotAllocator {
     pub(crate) fn broken(&mut self, number: u32) {
         let segment = &mut self.segments[number as usize];
         segment.state = State::Broken;
+        segment.faults += 1;
         segment.free.clear();
         segment.slots = 0;
+    }
+
+    /// Whether a segment is left that was not tried yet.
+    pub(crate) fn has_untried(&self) -> bool {
+        !self.unassigned.is_empty()
     }
 
     /// Gives a broken segment another chance, as after space was made on a full disk.
@@ -224,7 +240,8 @@ impl SlotAllocator {
         for (number, segment) in self.segments.iter_mut().enumerate() {
             if segment.state == State::Broken {
                 segment.state = State::Unassigned;
-                self.unassigned.insert(u32::try_from(number).expect("segment numbers are u32"));
+                let number = u32::try_from(number).expect("segment numbers are u32");
+                self.unassigned.insert((segment.faults, number));
             }
         }
     }
@@ -236,6 +253,30 @@ impl SlotAllocator {
         segment.free.push(slot.index);
         self.used_bytes -= segment.slot_bytes;
         self.partial.entry(segment.slot_bytes).or_default().insert(slot.segment);
+    }
+
+    /// Segments that are cut into slots.
+    pub(crate) fn ready_segments(&self) -> impl Iterator<Item = u32> + '_ {
+        let ready = |(number, s): (u32, &Segment)| (s.state == State::Ready).then_some(number);
+        (0..).zip(&self.segments).filter_map(ready)
+    }
+
+    /// Keeps the class of segments whose table is being written.
+    pub(crate) fn set_busy(&mut self, segments: BTreeSet<u32>) {
+        self.busy = segments;
+    }
+
+    /// Every free slot of the segments in use.
+    pub(crate) fn free_slots(&self) -> Vec<SlotId> {
+        let mut free = Vec::new();
+        for (number, segment) in (0..).zip(&self.segments) {
+            if segment.state == State::Ready {
+                free.extend(
+                    segment.free.iter().map(|index| SlotId { segment: number, index: *index }),
+                );
+            }
+        }
+        free
     }
 
     /// Whether any segment is cut into slots of this class.
@@ -271,7 +312,7 @@ impl SlotAllocator {
     /// Restores a segment found on disk, all its slots free. Returns whether its geometry is ours.
     pub(crate) fn restore(&mut self, number: u32, slot_bytes: u64, class_epoch: u32) -> bool {
         let (slots, data_offset) = self.geometry.cut(slot_bytes);
-        if slots == 0 || !self.unassigned.remove(&number) {
+        if slots == 0 || !self.unassigned.remove(&(0, number)) {
             return false;
         }
         let segment = &mut self.segments[number as usize];

@@ -1,7 +1,7 @@
 //! Counting everything anew and comparing it with the books.
 
 use super::table::OnDrive;
-use super::{Machine, SlotId};
+use super::{DriveId, Machine, SlotId};
 use std::collections::BTreeSet;
 use tiered_kv_types::round_up_to_page;
 
@@ -30,10 +30,10 @@ impl Machine {
         let mut audit = Audit {
             dram_used_bytes: self.memory.used_bytes(),
             dram_owned_bytes: self.arena.taken_bytes(),
-            nvme_used_bytes: self.drive.as_ref().map_or(0, |d| d.slots.used_bytes()),
+            nvme_used_bytes: self.drives.iter().map(|d| d.slots.used_bytes()).sum(),
             ..Audit::default()
         };
-        let mut drive_slots: BTreeSet<SlotId> = BTreeSet::new();
+        let mut drive_slots: BTreeSet<(DriveId, SlotId)> = BTreeSet::new();
         let mut dirty = 0;
         let mut entries = 0;
         let (mut dram_blocks, mut nvme_blocks) = (0, 0);
@@ -65,7 +65,7 @@ impl Machine {
             if let OnDrive::Writing(held) | OnDrive::Durable(held) = &block.drive {
                 audit.nvme_block_bytes += slots;
                 for slot in held {
-                    if !drive_slots.insert(*slot) {
+                    if !drive_slots.insert((block.home, *slot)) {
                         audit.faults.push(format!("slot {slot:?} is held twice"));
                     }
                 }
@@ -100,7 +100,12 @@ impl Machine {
         for (_, block) in self.table.iter().filter(|(_, b)| !b.doomed) {
             let Some(parent) = block.parent else { continue };
             let parent = Self::full(block.key.ns, parent);
-            orphans += u64::from(self.table.id(&parent).is_none());
+            let above = self.table.id(&parent).and_then(|id| self.table.get(id));
+            let orphan = above.is_none_or(|above| above.orphan);
+            orphans += u64::from(orphan);
+            if orphan != block.orphan {
+                audit.faults.push(format!("{:?}: orphan is {}", block.key, block.orphan));
+            }
             let count = children.entry(parent).or_default();
             count.0 += u32::from(block.in_dram);
             count.1 += u32::from(block.drive != OnDrive::None);
@@ -132,13 +137,15 @@ impl Machine {
             orphans: self.table.orphans(),
             blocks: self.table.len() as u64,
             calls: self.ops.len() as u64,
+            holds: self.holds.len() as u64,
+            held_bytes: self.holds.bytes,
             ..crate::stats::Stats::default()
         };
         stats.dram.capacity_bytes = self.memory.capacity_bytes();
         stats.dram.used_bytes = self.memory.used_bytes();
-        if let Some(drive) = &self.drive {
-            stats.nvme.capacity_bytes = drive.slots.capacity_bytes();
-            stats.nvme.used_bytes = drive.slots.used_bytes();
+        for drive in &self.drives {
+            stats.nvme.capacity_bytes += drive.slots.capacity_bytes();
+            stats.nvme.used_bytes += drive.slots.used_bytes();
         }
         stats.dram.blocks = self.dram_blocks;
         stats.nvme.blocks = self.nvme_blocks;
@@ -151,8 +158,8 @@ impl Machine {
         stats
     }
 
-    /// Whether writing to the drive is paused after faults.
-    pub(crate) fn drive_paused(&self) -> bool {
-        self.drive.is_some() && !self.drive_writes()
+    /// For each drive, whether writing to it is paused after faults.
+    pub(crate) fn drives_paused(&self) -> Vec<bool> {
+        self.drives.iter().map(|d| !d.is_writable()).collect()
     }
 }

@@ -1,107 +1,166 @@
 //! Committing groups: headers after payloads, fdatasync after headers, in the order of the groups.
 
-use super::offload::{Drive, Phase};
-use super::table::OnDrive;
+use super::drive::{Drive, DriveId};
+use super::offload::Phase;
+use super::table::{Block, OnDrive};
 use super::{BlockId, Command, HeaderWrite, Machine, SlotId};
 use crate::log::LogKind;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tiered_kv_types::record::RECORD_BYTES;
-use tiered_kv_types::{MissReason, RecordHeader, Tier};
+use tiered_kv_types::{Checkpoint, MissReason, RecordHeader, Tier};
+
+type Entry = (SlotId, [u8; RECORD_BYTES]);
 
 impl Machine {
     /// Moves the oldest group on: groups commit in order, so that parents are durable first.
     pub(super) fn advance_groups(&mut self, out: &mut Vec<Command>) {
-        let Some(drive) = &mut self.drive else { return };
-        let Some(group) = drive.groups.front_mut() else { return };
-        if group.phase != Phase::Payloads || group.writes_left > 0 {
+        let Some(group) = self.groups.under_way.front_mut() else { return };
+        if group.phase != Phase::Payloads || group.left > 0 {
             return;
         }
         group.phase = Phase::Headers;
         let id = group.id;
         let (blocks, failed) = (group.blocks.clone(), group.failed.clone());
         let clears = group.clears.clone();
-        let mut entries: Vec<(SlotId, [u8; RECORD_BYTES])> = Vec::new();
+        let mut entries: BTreeMap<DriveId, Vec<Entry>> = BTreeMap::new();
         for block in blocks.iter().filter(|b| !failed.contains(b)) {
             self.headers_of(*block, &mut entries);
         }
-        let drive = self.drive.as_ref().expect("checked above");
-        let cleared = clears.into_iter().filter(|c| entries.iter().all(|(slot, _)| slot != c));
-        let zero: Vec<SlotId> = cleared.collect();
-        entries.extend(zero.into_iter().map(|slot| (slot, [0; RECORD_BYTES])));
-        let writes = header_writes(drive, entries);
-        out.push(Command::WriteHeaders { group: id, writes });
-    }
-
-    fn headers_of(&self, id: BlockId, entries: &mut Vec<(SlotId, [u8; RECORD_BYTES])>) {
-        let block = self.table.get(id).expect("a block being written is kept");
-        let OnDrive::Writing(slots) = &block.drive else { return };
-        if block.doomed {
-            return;
-        }
-        let drive = self.drive.as_ref().expect("the caller checked");
-        let layout = self.layout(block.key.ns);
-        for (slab, slot) in slots.iter().enumerate() {
-            let header = RecordHeader {
-                store: drive.store,
-                namespace: self.namespaces[block.key.ns as usize].id,
-                key: block.key.key,
-                parent: block.parent,
-                segment: slot.segment,
-                slot: slot.index,
-                class_epoch: drive.slots.class_epoch(slot.segment),
-                info: block.info,
-                coordinate: layout.coordinate(slab),
-                slab: u16::try_from(slab).expect("at most 64 slabs"),
-                parts: layout.full_mask(),
-                put_id: block.put_id,
-                generation: block.generation,
-                stored_unix_ns: block.stored_unix_ns,
-                payload_bytes: block.slabs[slab].0,
-                checksum: block.slabs[slab].1,
-                tenant: [0; 16],
-            };
-            entries.push((*slot, header.encode()));
-        }
-    }
-
-    pub(super) fn headers_written(&mut self, group: u64, ok: bool, out: &mut Vec<Command>) {
-        let Some(drive) = &mut self.drive else { return };
-        let Some(at) = drive.groups.iter().position(|g| g.id == group) else { return };
-        if !ok {
-            return self.finish_group(group, false, out);
-        }
-        let group = &mut drive.groups[at];
-        group.phase = Phase::Sync;
-        let id = group.id;
-        let mut segments: BTreeSet<u32> = group.clears.iter().map(|slot| slot.segment).collect();
-        for block in &group.blocks {
-            if let Some(OnDrive::Writing(slots)) = self.table.get(*block).map(|b| &b.drive) {
-                segments.extend(slots.iter().map(|slot| slot.segment));
+        for (drive, slot) in clears {
+            let entries = entries.entry(drive).or_default();
+            if entries.iter().all(|(written, _)| *written != slot) {
+                entries.push((slot, [0; RECORD_BYTES]));
             }
         }
-        let files = segments.iter().filter_map(|s| drive.files[*s as usize]).collect();
-        out.push(Command::Sync { group: id, files });
+        let group = self.groups.get_mut(id).expect("the front group");
+        group.left = entries.len();
+        if entries.is_empty() {
+            return self.finish_group(id, out);
+        }
+        for (drive, entries) in entries {
+            let writes = header_writes(&self.drives[usize::from(drive)], entries);
+            out.push(Command::WriteHeaders { group: id, drive, writes });
+        }
     }
 
-    pub(super) fn synced(&mut self, group: u64, ok: bool, out: &mut Vec<Command>) {
-        self.finish_group(group, ok, out);
+    fn headers_of(&self, id: BlockId, entries: &mut BTreeMap<DriveId, Vec<Entry>>) {
+        let block = self.table.get(id).expect("a block being written is kept");
+        let OnDrive::Writing(slots) = &block.drive else { return };
+        if !block.doomed {
+            let entries = entries.entry(block.home).or_default();
+            let headers = self.records_of(block, slots);
+            entries.extend(slots.iter().copied().zip(headers.map(|h| h.encode())));
+        }
     }
 
-    fn finish_group(&mut self, group: u64, ok: bool, out: &mut Vec<Command>) {
-        let now = self.now.mono;
-        let Some(drive) = &mut self.drive else { return };
-        let Some(at) = drive.groups.iter().position(|g| g.id == group) else { return };
-        let group = drive.groups.remove(at).expect("position found it");
-        if ok && group.failed.is_empty() {
-            drive.faults = 0;
-        } else {
-            drive.fault(now);
+    /// The record header of each slab of a block on a drive.
+    fn records_of<'a>(
+        &'a self,
+        block: &'a Block,
+        slots: &'a [SlotId],
+    ) -> impl Iterator<Item = RecordHeader> + 'a {
+        let drive = &self.drives[usize::from(block.home)];
+        slots.iter().enumerate().map(move |(slab, slot)| RecordHeader {
+            store: drive.store,
+            namespace: self.namespaces[block.key.ns as usize].id,
+            key: block.key.key,
+            parent: block.parent,
+            segment: slot.segment,
+            slot: slot.index,
+            class_epoch: drive.slots.class_epoch(slot.segment),
+            info: block.info,
+            coordinate: block.grid.coordinate(slab),
+            slab: u16::try_from(slab).expect("at most 64 slabs"),
+            parts: block.grid.parts(slots.len()),
+            put_id: block.put_id,
+            generation: block.generation,
+            stored_unix_ns: block.stored_unix_ns,
+            payload_bytes: block.slabs[slab].0,
+            checksum: block.slabs[slab].1,
+            tenant: [0; 16],
+        })
+    }
+
+    /// What a drive holds, once nothing is in flight any more.
+    pub(crate) fn checkpoint(&self, drive: DriveId) -> Checkpoint {
+        let mut records = Vec::new();
+        for (_, block) in self.table.iter().filter(|(_, b)| !b.doomed && b.home == drive) {
+            if let OnDrive::Durable(slots) = &block.drive {
+                records.extend(self.records_of(block, slots));
+            }
         }
-        let written = |id: &&BlockId| ok && !group.failed.contains(id);
-        for id in group.blocks.iter().filter(|id| !written(id)) {
-            self.write_failed(*id);
+        let drive = &self.drives[usize::from(drive)];
+        let segments = drive.slots.ready_segments().map(|segment| drive.segment_header(segment));
+        Checkpoint { segments: segments.collect(), records }
+    }
+
+    pub(super) fn headers_written(
+        &mut self,
+        group: u64,
+        drive: DriveId,
+        ok: bool,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(group) = self.groups.get_mut(group) else { return };
+        if !ok {
+            group.failed_drives.insert(drive);
         }
-        let durable: Vec<BlockId> = group.blocks.iter().filter(written).copied().collect();
+        group.left -= 1;
+        if group.left > 0 {
+            return;
+        }
+        group.phase = Phase::Sync;
+        let id = group.id;
+        let mut segments: BTreeMap<DriveId, BTreeSet<u32>> = BTreeMap::new();
+        for (drive, slot) in &group.clears {
+            segments.entry(*drive).or_default().insert(slot.segment);
+        }
+        for block in &group.blocks {
+            let Some(block) = self.table.get(*block) else { continue };
+            if let OnDrive::Writing(slots) = &block.drive {
+                let on_drive = segments.entry(block.home).or_default();
+                on_drive.extend(slots.iter().map(|slot| slot.segment));
+            }
+        }
+        segments.retain(|drive, _| !group.failed_drives.contains(drive));
+        group.left = segments.len();
+        if segments.is_empty() {
+            return self.finish_group(id, out);
+        }
+        for (drive, segments) in segments {
+            let files = &self.drives[usize::from(drive)].files;
+            let files = segments.iter().filter_map(|s| files[*s as usize]).collect();
+            out.push(Command::Sync { group: id, drive, files });
+        }
+    }
+
+    pub(super) fn synced(&mut self, group: u64, drive: DriveId, ok: bool, out: &mut Vec<Command>) {
+        let Some(group) = self.groups.get_mut(group) else { return };
+        if !ok {
+            group.failed_drives.insert(drive);
+        }
+        group.left -= 1;
+        if group.left == 0 {
+            let id = group.id;
+            self.finish_group(id, out);
+        }
+    }
+
+    fn finish_group(&mut self, group: u64, out: &mut Vec<Command>) {
+        let groups = &mut self.groups.under_way;
+        let Some(at) = groups.iter().position(|g| g.id == group) else { return };
+        let group = groups.remove(at).expect("position found it");
+        self.keep_classes();
+        let lost = |id: &BlockId| {
+            let home = self.table.get(*id).map(|b| b.home);
+            group.failed.contains(id) || home.is_none_or(|h| group.failed_drives.contains(&h))
+        };
+        let (failed, durable): (Vec<BlockId>, Vec<BlockId>) =
+            group.blocks.iter().copied().partition(lost);
+        self.judge_drives(&group.failed_drives, &failed, &durable);
+        for id in failed {
+            self.write_failed(id);
+        }
         // Leaves first, so that a root is younger in the policy's eyes than what hangs on it.
         for id in durable.iter().rev() {
             self.became_durable(*id);
@@ -111,7 +170,32 @@ impl Machine {
             self.bury(*id);
         }
         self.counters.groups += 1;
+        if let Some(upto) = group.retires {
+            self.cleared_for_retiring(upto, group.failed_drives.is_empty(), out);
+        }
         self.advance_groups(out);
+    }
+
+    /// Counts faults in a row for each drive of a group.
+    fn judge_drives(
+        &mut self,
+        failed_drives: &BTreeSet<DriveId>,
+        failed: &[BlockId],
+        durable: &[BlockId],
+    ) {
+        let homes = |ids: &[BlockId]| -> BTreeSet<DriveId> {
+            ids.iter().filter_map(|id| self.table.get(*id)).map(|b| b.home).collect()
+        };
+        let mut faulty = homes(failed);
+        faulty.extend(failed_drives);
+        let healthy = homes(durable);
+        for (number, drive) in (0..).zip(&mut self.drives) {
+            if faulty.contains(&number) {
+                drive.fault(self.now.mono);
+            } else if healthy.contains(&number) {
+                drive.healthy();
+            }
+        }
     }
 
     fn became_durable(&mut self, id: BlockId) {
@@ -121,7 +205,8 @@ impl Machine {
             self.nvme_blocks += 1;
         }
         if block.doomed {
-            // Superseded meanwhile: its slots are freed when it is buried.
+            // Superseded or deleted meanwhile: its header may have been written before that.
+            self.clear_headers(id);
             return;
         }
         let (key, bytes) = (block.key, block.bytes());
@@ -148,14 +233,14 @@ impl Machine {
 
     /// Queues the headers of a block's slots to be zeroed, so that recovery does not find them.
     pub(super) fn clear_headers(&mut self, id: BlockId) {
-        let Some(drive) = &mut self.drive else { return };
-        let held = self.table.get(id).map(|b| &b.drive);
-        if let Some(OnDrive::Writing(slots) | OnDrive::Durable(slots)) = held {
+        let Some(block) = self.table.get(id) else { return };
+        if let OnDrive::Writing(slots) | OnDrive::Durable(slots) = &block.drive {
+            let drive = &mut self.drives[usize::from(block.home)];
             drive.clears.extend(slots.iter().copied());
         }
     }
 
-    /// Takes a block's copy on the drive out of use for good: corrupt or unreadable.
+    /// Takes a block's copy on a drive out of use for good: corrupt or unreadable.
     pub(super) fn quarantine(&mut self, id: BlockId) {
         self.counters.quarantined += 1;
         self.clear_headers(id);
@@ -163,10 +248,7 @@ impl Machine {
 }
 
 /// Table entries as writes, neighbours joined into one.
-fn header_writes(
-    drive: &Drive,
-    mut entries: Vec<(SlotId, [u8; RECORD_BYTES])>,
-) -> Vec<HeaderWrite> {
+fn header_writes(drive: &Drive, mut entries: Vec<Entry>) -> Vec<HeaderWrite> {
     entries.sort_by_key(|(slot, _)| *slot);
     let geometry = drive.slots.geometry();
     let stride = geometry.header_stride as usize;

@@ -1,11 +1,13 @@
 //! Making room, and taking blocks out: leaves first, clean ones only, never one that is held.
 
 use super::alloc::Alloc;
+use super::put::policy_shape;
 use super::table::OnDrive;
-use super::{BlockId, Machine, SlotId};
+use super::{BlockId, DriveId, Machine, SlotId};
 use crate::log::LogKind;
 use crate::resident::Filling;
 use smallvec::SmallVec;
+use tiered_kv_policy::Standing;
 use tiered_kv_types::{MissReason, Tier, round_up_to_page};
 
 /// Most blocks that one allocation evicts to empty a segment of another size class.
@@ -19,7 +21,7 @@ impl Machine {
     }
 
     pub(super) fn memory_for_slabs(&mut self, lens: &[u64]) -> Option<Filling> {
-        let mut filling = Filling::new(self.freed.clone());
+        let mut filling = Filling::new(self.freed.clone(), self.next_generation);
         for len in lens {
             let class = round_up_to_page(*len);
             let id = self.memory_slot(class)?;
@@ -41,7 +43,7 @@ impl Machine {
             if let Alloc::Slot(id) = self.memory.alloc(class) {
                 return Some(id);
             }
-            if !self.evict_one(Tier::Dram, class) {
+            if !self.evict_one(Tier::Dram, 0, class) {
                 break;
             }
         }
@@ -50,7 +52,7 @@ impl Machine {
         }
         // The class has no segment at all: another gives up blocks until a segment of it is empty.
         for _ in 0..MAX_CLASS_EVICTIONS {
-            if !self.evict_of_other_class(Tier::Dram, class) {
+            if !self.evict_of_other_class(Tier::Dram, 0, class) {
                 return None;
             }
             if let Alloc::Slot(id) = self.memory.alloc(class) {
@@ -60,21 +62,28 @@ impl Machine {
         None
     }
 
-    /// Evicts the block of `tier` that should go first among those with slots of `class`.
-    pub(super) fn evict_one(&mut self, tier: Tier, class: u64) -> bool {
-        self.evict_matching(tier, |shape| shape.contains(&class))
+    /// Evicts the block of `tier`, on drive `home`, that should go first among those with slots of
+    /// `class`.
+    pub(super) fn evict_one(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
+        self.evict_matching(tier, home, |shape| shape.contains(&class))
     }
 
-    pub(super) fn evict_of_other_class(&mut self, tier: Tier, class: u64) -> bool {
-        self.evict_matching(tier, |shape| !shape.contains(&class))
+    pub(super) fn evict_of_other_class(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
+        self.evict_matching(tier, home, |shape| !shape.contains(&class))
     }
 
-    fn evict_matching(&mut self, tier: Tier, matches: impl Fn(&[u64]) -> bool) -> bool {
+    fn evict_matching(
+        &mut self,
+        tier: Tier,
+        home: DriveId,
+        matches: impl Fn(&[u64]) -> bool,
+    ) -> bool {
         for shape in 0..self.shapes.len() {
             if !matches(&self.shapes[shape]) {
                 continue;
             }
             let shape = u32::try_from(shape).expect("few shapes");
+            let shape = policy_shape(tier, home, shape);
             let (table, index) = (&self.table, &self.index);
             let mut busy = |id: BlockId| {
                 tier == Tier::Dram && table.get(id).is_none_or(|b| !index.is_unpinned(&b.key))
@@ -151,11 +160,9 @@ impl Machine {
             OnDrive::None => return,
             OnDrive::Writing(slots) | OnDrive::Durable(slots) => slots,
         };
-        let doomed = block.doomed;
+        let (doomed, home) = (block.doomed, usize::from(block.home));
         self.nvme_blocks -= u64::from(durable);
-        if let Some(drive) = &mut self.drive {
-            slots.iter().for_each(|slot| drive.slots.free(*slot));
-        }
+        slots.iter().for_each(|slot| self.drives[home].slots.free(*slot));
         if !doomed {
             self.index.update(&key, |entry| entry.on_nvme = false);
             self.policy.removed(Tier::Nvme, id);
@@ -191,12 +198,12 @@ impl Machine {
             self.leave_drive(id);
         }
         let parent = self.table.parent_of(id);
-        self.table.unmap(id);
+        let orphans = self.table.unmap(id);
         if !(writing || loading) {
             self.table.forget(id);
         }
-        if let Some(parent) = parent {
-            self.refresh(parent);
+        for id in orphans.into_iter().chain(parent) {
+            self.refresh(id);
         }
         for (op, item) in waiters {
             self.load_missed.push((op, item, reason));
@@ -224,15 +231,23 @@ impl Machine {
     }
 
     /// Tells the policy whether the block may be evicted: a clean leaf that nothing is in flight
-    /// on.
+    /// on. A held block does not leave its last tier.
     pub(super) fn refresh(&mut self, id: BlockId) {
         let Some(block) = self.table.get(id) else { return };
         let kin = self.table.kin(&block.key);
         let idle = block.dirty.is_none() && !block.doomed;
-        let dram = idle && block.in_dram && kin.dram == 0;
-        let drive = idle && block.is_durable() && block.load.is_none() && kin.drive == 0;
-        self.policy.set_candidate(Tier::Dram, id, dram);
-        self.policy.set_candidate(Tier::Nvme, id, drive);
+        let durable = block.is_durable();
+        let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
+        let drive = idle && durable && block.load.is_none() && kin.drive == 0;
+        let drive = drive && (block.holds == 0 || block.in_dram);
+        let orphan = block.orphan;
+        let standing = |may: bool| match (may, orphan) {
+            (false, _) => Standing::Kept,
+            (true, true) => Standing::Orphan,
+            (true, false) => Standing::Candidate,
+        };
+        self.policy.set_standing(Tier::Dram, id, standing(dram));
+        self.policy.set_standing(Tier::Nvme, id, standing(drive));
     }
 
     pub(super) fn refresh_with_parent(&mut self, id: BlockId) {

@@ -53,7 +53,7 @@ impl Machine {
         }
         if let Some(op) = self.closing
             && self.dirty.is_empty()
-            && self.drive.as_ref().is_none_or(|d| d.is_idle())
+            && self.drives_idle()
         {
             self.finish_close(op, out);
         }
@@ -64,7 +64,7 @@ impl Machine {
         let Some(Op::Flush(flush)) = self.ops.get(&op) else { return };
         let (deadline, failed, before) = (flush.deadline, flush.failed, flush.before);
         let pending = self.pending_before(before);
-        let no_durable_tier = self.drive.is_none();
+        let no_durable_tier = self.drives.is_empty();
         let report = FlushReport { pending, failed, no_durable_tier };
         self.complete(op, deadline, Outcome::Flush(report), out);
     }

@@ -1,7 +1,7 @@
 //! Getting blocks: pin what is in memory, load the rest once for all waiters, miss with a reason.
 
 use super::table::OnDrive;
-use super::{BlockId, Command, GetItem, LoadFault, Machine, Op, OpId, Outcome, SlabRead};
+use super::{BlockId, Command, GetItem, HoldId, LoadFault, Machine, Op, OpId, Outcome, SlabRead};
 use crate::log::LogKind;
 use crate::resident::{Filled, Resident};
 use smallvec::SmallVec;
@@ -31,6 +31,8 @@ pub(super) struct GetOp {
     into: bool,
     /// Count as a request of its own.
     count: bool,
+    /// Ends when the get has ended: the blocks are pinned then, or were missed.
+    hold: Option<HoldId>,
     ended: bool,
 }
 
@@ -41,9 +43,10 @@ impl GetOp {
         deadline: Nanos,
         into: bool,
         count: bool,
+        hold: Option<HoldId>,
     ) -> Self {
         let states = Vec::with_capacity(keys.len());
-        Self { ns, keys, states, loading: 0, copying: 0, deadline, into, count, ended: false }
+        Self { ns, keys, states, loading: 0, copying: 0, deadline, into, count, hold, ended: false }
     }
 
     /// Settles one block; returns what is to be copied out for it.
@@ -99,49 +102,51 @@ impl Machine {
             return State::Hit(resident, Tier::Dram);
         }
         let block = self.table.get_mut(id).expect("mapped blocks exist");
-        let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
         if let Some(waiters) = &mut block.load {
             waiters.push((op, item));
             return State::Loading;
         }
-        if lens.as_slice() != self.layout(get.ns).slab_bytes() {
+        let bytes = block.bytes();
+        if !self.fits_layout(id, get.ns) {
             return State::Miss(MissReason::Length);
         }
         if *no_space {
             return State::Miss(MissReason::NoSpace);
         }
-        let bytes: u64 = lens.iter().sum();
         if self.loading_bytes > 0 && self.loading_bytes + bytes > self.limits.load_high_bytes {
             *no_space = true;
             return State::Miss(MissReason::LoadCap);
         }
-        match self.begin_load(id, &lens, out) {
-            true => {
-                let block = self.table.get_mut(id).expect("mapped blocks exist");
-                block.load.get_or_insert_default().push((op, item));
-                State::Loading
-            }
-            false => {
-                *no_space = true;
-                State::Miss(MissReason::NoSpace)
-            }
+        if !self.begin_load(id, out) {
+            *no_space = true;
+            return State::Miss(MissReason::NoSpace);
         }
+        let block = self.table.get_mut(id).expect("mapped blocks exist");
+        block.load.get_or_insert_default().push((op, item));
+        State::Loading
     }
 
-    /// Begins to load a block from the drive into memory, if slots for it can be had.
-    fn begin_load(&mut self, id: BlockId, lens: &[u64], out: &mut Vec<Command>) -> bool {
+    /// Whether the stored slabs have the lengths that the namespace's layout gives them.
+    pub(super) fn fits_layout(&self, id: BlockId, ns: u32) -> bool {
+        let block = self.table.get(id).expect("mapped blocks exist");
+        block.slabs.iter().map(|(len, _)| *len).eq(self.layout(ns).slab_bytes().iter().copied())
+    }
+
+    /// Begins to load a block from its drive into memory, if slots for it can be had.
+    pub(super) fn begin_load(&mut self, id: BlockId, out: &mut Vec<Command>) -> bool {
         // Marked first, so that making room does not evict what is about to be read.
         let block = self.table.get_mut(id).expect("mapped blocks exist");
         block.load = Some(Vec::new());
         let key = block.key;
+        let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
         self.refresh(id);
-        let Some(into) = self.memory_for_slabs(lens) else {
+        let Some(into) = self.memory_for_slabs(&lens) else {
             self.table.get_mut(id).expect("mapped blocks exist").load = None;
             self.refresh(id);
             return false;
         };
         let block = self.table.get(id).expect("mapped blocks exist");
-        let drive = self.drive.as_ref().expect("a block outside memory is on the drive");
+        let (home, drive) = (block.home, &self.drives[usize::from(block.home)]);
         let OnDrive::Durable(slots) = &block.drive else {
             unreachable!("a block outside memory is durable: dirty blocks are not evicted");
         };
@@ -149,7 +154,7 @@ impl Machine {
             let (file, offset) = drive.place(*slot);
             SlabRead { file, offset, crc: *crc }
         });
-        out.push(Command::Load { block: id, reads: reads.collect(), into });
+        out.push(Command::Load { block: id, drive: home, reads: reads.collect(), into });
         self.index.update(&key, |entry| entry.loading = true);
         self.loading_bytes += lens.iter().sum::<u64>();
         true
@@ -221,7 +226,8 @@ impl Machine {
         &mut self,
         op: OpId,
         item: usize,
-        intact: bool,
+        intact: Option<bool>,
+        generation: u64,
         out: &mut Vec<Command>,
     ) {
         let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
@@ -231,20 +237,27 @@ impl Machine {
             State::Copying(tier) => tier,
             _ => unreachable!("only a block that is being copied ends its copy"),
         };
-        get.states[item] =
-            if intact { State::Done(tier) } else { State::Miss(MissReason::Corrupt) };
-        if !intact {
-            self.memory_corrupt(key);
+        get.states[item] = match intact {
+            Some(true) => State::Done(tier),
+            Some(false) => State::Miss(MissReason::Corrupt),
+            None => State::Miss(MissReason::Length),
+        };
+        if intact == Some(false) {
+            self.memory_corrupt(key, generation);
         }
         self.finish_get(op, out);
     }
 
     /// A copy in memory no longer has its checksum: it is dropped; a durable copy stays.
-    fn memory_corrupt(&mut self, key: crate::index::FullKey) {
+    fn memory_corrupt(&mut self, key: crate::index::FullKey, generation: u64) {
         self.counters.corrupt_dram += 1;
         self.log.push(self.now, LogKind::Fault(MissReason::Corrupt), &key, Some(Tier::Dram));
         let Some(id) = self.table.id(&key) else { return };
         let block = self.table.get(id).expect("mapped blocks exist");
+        if block.generation != generation {
+            // The copy was replaced meanwhile: the one that is served is another.
+            return;
+        }
         if !block.is_durable() {
             self.remove_block(id, MissReason::Corrupt);
         } else if block.in_dram {
@@ -275,6 +288,9 @@ impl Machine {
         }
         let Some(Op::Get(get)) = self.ops.remove(&op) else { return };
         let deadline = get.deadline;
+        if let Some(hold) = get.hold {
+            self.release(hold);
+        }
         let outcome = self.report(get);
         self.complete(op, deadline, outcome, out);
     }

@@ -1,11 +1,14 @@
 //! What goes into the state machine and what comes out of it.
 
+use crate::machine::{DeleteReport, Doomed, DriveId, HoldId};
 use crate::resident::{Filled, Filling, Resident};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tiered_kv_io::{FileId, Nanos};
-use tiered_kv_types::{BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, Tier};
+use tiered_kv_types::{
+    BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, Tier, Tombstone,
+};
 
 /// Number of a call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,6 +85,8 @@ pub(crate) enum Outcome {
     Into(Vec<Result<Tier, MissReason>>),
     Flush(FlushReport),
     Reserved(Vec<Result<Filling, PutStatus>>),
+    Deleted(DeleteReport),
+    Held(HoldId, Vec<bool>),
     /// Blocks that were dropped undurable.
     Closed(u64),
 }
@@ -96,6 +101,7 @@ pub(crate) enum LoadFault {
 /// A segment file as recovery read it.
 #[derive(Debug)]
 pub(crate) struct FoundSegment {
+    pub(crate) drive: DriveId,
     pub(crate) segment: u32,
     pub(crate) file: FileId,
     /// `None` where the header page is not sound or not ours: the segment is then prepared anew.
@@ -112,11 +118,14 @@ pub(crate) enum Event {
         ns: u32,
         items: Vec<PutItem>,
         deadline: Nanos,
+        /// Until when a block that is throttled waits for room.
+        wait_until: Nanos,
     },
     CopiedIn {
         op: OpId,
         item: usize,
-        filled: Filled,
+        /// `None` where the caller's memory could not be read.
+        filled: Option<Filled>,
     },
     Reserve {
         op: OpId,
@@ -135,17 +144,35 @@ pub(crate) enum Event {
         deadline: Nanos,
         into: bool,
         count: bool,
+        hold: Option<HoldId>,
+    },
+    Hold {
+        op: OpId,
+        ns: u32,
+        keys: Vec<BlockKey>,
+        expires: Nanos,
+    },
+    Release {
+        hold: HoldId,
+    },
+    Prefetch {
+        ns: u32,
+        keys: Vec<BlockKey>,
     },
     CopiedOut {
         op: OpId,
         item: usize,
-        intact: bool,
+        /// Whether the copy still had its checksums; `None` where the caller's memory could not be
+        /// written.
+        intact: Option<bool>,
+        generation: u64,
     },
     LoadDone {
         block: BlockId,
         result: Result<Filled, LoadFault>,
     },
     SegmentReady {
+        drive: DriveId,
         segment: u32,
         result: std::io::Result<FileId>,
     },
@@ -156,11 +183,24 @@ pub(crate) enum Event {
     },
     HeadersWritten {
         group: u64,
+        drive: DriveId,
         ok: bool,
     },
     Synced {
         group: u64,
+        drive: DriveId,
         ok: bool,
+    },
+    JournalWritten {
+        drive: DriveId,
+        zero: bool,
+        ok: bool,
+    },
+    Delete {
+        op: OpId,
+        ns: u32,
+        doomed: Doomed,
+        deadline: Nanos,
     },
     /// One request's blocks, leaf first.
     Accessed {
@@ -179,7 +219,17 @@ pub(crate) enum Event {
         deadline: Nanos,
     },
     Found(FoundSegment),
-    Recovered,
+    /// Tombstones of the drives' journals, and the pages that they take up.
+    FoundTombstones {
+        tombstones: Vec<Tombstone>,
+        pages: u64,
+    },
+    /// Everything was read; `complete` where no drive of the configuration is missing.
+    /// `tables_read` where that was the header tables, not checkpoints.
+    Recovered {
+        complete: bool,
+        tables_read: bool,
+    },
     Tick,
 }
 
@@ -214,11 +264,13 @@ pub(crate) enum Command {
     },
     Load {
         block: BlockId,
+        drive: DriveId,
         reads: SmallVec<[SlabRead; 1]>,
         into: Filling,
     },
     /// Create the file, or rewrite its header page and table (`image`).
     PrepareSegment {
+        drive: DriveId,
         segment: u32,
         file: Option<FileId>,
         image: Vec<u8>,
@@ -226,16 +278,26 @@ pub(crate) enum Command {
     WriteSlabs {
         group: u64,
         block: BlockId,
+        drive: DriveId,
         from: Arc<Resident>,
         to: Vec<(FileId, u64)>,
     },
     WriteHeaders {
         group: u64,
+        drive: DriveId,
         writes: Vec<HeaderWrite>,
     },
     Sync {
         group: u64,
+        drive: DriveId,
         files: BTreeSet<FileId>,
+    },
+    /// Pages of the journal, written and synced.
+    WriteJournal {
+        drive: DriveId,
+        page: u64,
+        bytes: Vec<u8>,
+        zero: bool,
     },
     Complete {
         op: OpId,

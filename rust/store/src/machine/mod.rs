@@ -8,9 +8,12 @@
 mod alloc;
 mod audit;
 mod commit;
+mod delete;
+mod drive;
 mod evict;
 mod flush;
 mod get;
+mod hold;
 mod message;
 mod offload;
 mod put;
@@ -19,6 +22,10 @@ mod table;
 
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
+pub use delete::DeleteReport;
+pub(crate) use delete::Doomed;
+pub(crate) use drive::DriveId;
+pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
 
@@ -26,10 +33,11 @@ use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
 use crate::resident::FreedSlots;
 use crate::stats::Counters;
+use drive::Drive;
 use flush::FlushOp;
 use get::GetOp;
 use hashbrown::HashMap;
-use offload::Drive;
+use offload::Groups;
 use put::PutOp;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +52,8 @@ use tiered_kv_types::{KvLayout, NamespaceId, round_up_to_page};
 pub(crate) struct Limits {
     pub(crate) dirty_high_bytes: u64,
     pub(crate) load_high_bytes: u64,
+    pub(crate) held_high_bytes: u64,
+    pub(crate) dirty_low_bytes: u64,
 }
 
 /// What the machine works on and shares with its drivers.
@@ -54,12 +64,14 @@ pub(crate) struct Parts {
     pub(crate) policy: Box<dyn Policy>,
     pub(crate) limits: Limits,
     pub(crate) memory: Geometry,
-    pub(crate) drive: Option<DriveParts>,
+    pub(crate) drives: Vec<DriveParts>,
+    /// Pages of every drive's journal.
+    pub(crate) journal_pages: u64,
     pub(crate) hasher: KeyHasher,
     pub(crate) log_entries: usize,
 }
 
-/// Geometry and identity of the drive.
+/// Geometry and identity of a drive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DriveParts {
     pub(crate) store: [u8; 16],
@@ -72,6 +84,8 @@ pub(crate) struct Namespace {
     /// Known once a caller opened the namespace; recovery knows digests only.
     pub(crate) layout: Option<KvLayout>,
     shape: Option<u32>,
+    /// Generation of the last epoch: what was begun before it is not published after it.
+    epoch: u64,
 }
 
 /// A call in progress.
@@ -80,6 +94,7 @@ enum Op {
     Put(PutOp),
     Get(GetOp),
     Flush(FlushOp),
+    Delete(delete::DeleteOp),
     Close { deadline: Nanos },
 }
 
@@ -91,7 +106,9 @@ pub(crate) struct Machine {
     freed: FreedSlots,
     policy: Box<dyn Policy>,
     memory: SlotAllocator,
-    drive: Option<Drive>,
+    drives: Vec<Drive>,
+    groups: Groups,
+    journal: delete::Journal,
     table: BlockTable,
     namespaces: Vec<Namespace>,
     ns_by_id: HashMap<NamespaceId, u32, KeyHasher>,
@@ -107,6 +124,11 @@ pub(crate) struct Machine {
     dram_blocks: u64,
     nvme_blocks: u64,
     flushes: BTreeSet<OpId>,
+    holds: hold::Holds,
+    /// Puts with blocks that wait for room.
+    waiting_puts: BTreeSet<OpId>,
+    /// Dirty bytes rose above the high mark and have not yet fallen below the low one.
+    throttling: bool,
     /// Blocks that will not become durable and that no flush has reported yet.
     undurable_unreported: u64,
     closing: Option<OpId>,
@@ -131,7 +153,9 @@ impl Machine {
             freed: parts.freed,
             policy: parts.policy,
             memory: SlotAllocator::new(parts.memory, false),
-            drive: parts.drive.map(Drive::new),
+            drives: parts.drives.into_iter().map(Drive::new).collect(),
+            groups: Groups::default(),
+            journal: delete::Journal::new(parts.journal_pages),
             table: BlockTable::new(hasher.clone()),
             namespaces: Vec::new(),
             ns_by_id: HashMap::with_hasher(hasher.clone()),
@@ -145,6 +169,9 @@ impl Machine {
             dram_blocks: 0,
             nvme_blocks: 0,
             flushes: BTreeSet::new(),
+            holds: hold::Holds::default(),
+            waiting_puts: BTreeSet::new(),
+            throttling: false,
             undurable_unreported: 0,
             closing: None,
             load_missed: Vec::new(),
@@ -171,32 +198,63 @@ impl Machine {
             self.handle(event, out);
         }
         self.expire(out);
+        self.expire_holds();
+        self.retry_puts(out);
         self.settle_missed(out);
+        self.pump_journal(out);
         self.pump_offload(out);
         self.settle_flushes(out);
     }
 
+    /// Takes in what recovery read. What is to be done about it follows with the next step.
+    pub(crate) fn recover(&mut self, now: Now, events: Vec<Event>) {
+        self.now = now;
+        for event in events {
+            self.handle(event, &mut Vec::new());
+        }
+    }
+
     fn handle(&mut self, event: Event, out: &mut Vec<Command>) {
         match event {
-            Event::Put { op, ns, items, deadline } => self.put(op, ns, items, deadline, out),
+            Event::Put { op, ns, items, deadline, wait_until } => {
+                self.put(op, PutOp::new(ns, items, deadline, wait_until), out);
+            }
             Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
             Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
             Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
-            Event::Get { op, ns, keys, deadline, into, count } => {
-                self.get(op, GetOp::new(ns, keys, deadline, into, count), out);
+            Event::Get { op, ns, keys, deadline, into, count, hold } => {
+                self.get(op, GetOp::new(ns, keys, deadline, into, count, hold), out);
             }
-            Event::CopiedOut { op, item, intact } => self.copied_out(op, item, intact, out),
+            Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
+            Event::Release { hold } => self.release(hold),
+            Event::Prefetch { ns, keys } => self.prefetch(ns, &keys, out),
+            Event::CopiedOut { op, item, intact, generation } => {
+                self.copied_out(op, item, intact, generation, out);
+            }
             Event::LoadDone { block, result } => self.load_done(block, result, out),
-            Event::SegmentReady { segment, result } => self.segment_ready(segment, result),
+            Event::SegmentReady { drive, segment, result } => {
+                self.segment_ready(drive, segment, result);
+            }
             Event::SlabsWritten { group, block, ok } => self.slabs_written(group, block, ok, out),
-            Event::HeadersWritten { group, ok } => self.headers_written(group, ok, out),
-            Event::Synced { group, ok } => self.synced(group, ok, out),
+            Event::HeadersWritten { group, drive, ok } => {
+                self.headers_written(group, drive, ok, out);
+            }
+            Event::Synced { group, drive, ok } => self.synced(group, drive, ok, out),
+            Event::JournalWritten { drive, zero, ok } => {
+                self.journal_written(drive, zero, ok, out);
+            }
+            Event::Delete { op, ns, doomed, deadline } => {
+                self.delete(op, ns, doomed, deadline, out);
+            }
             Event::Accessed { ns, keys } => self.accessed(ns, &keys),
             Event::Flush { op, deadline } => self.flush(op, deadline),
             Event::Cancel { op } => self.end_op(op, tiered_kv_types::MissReason::Cancelled, out),
             Event::Close { op, deadline } => self.close(op, deadline, out),
             Event::Found(found) => self.found_segment(found),
-            Event::Recovered => self.recovered(),
+            Event::FoundTombstones { tombstones, pages } => {
+                self.found_tombstones(tombstones, pages);
+            }
+            Event::Recovered { complete, tables_read } => self.recovered(complete, tables_read),
             Event::Tick => {}
         }
     }
@@ -222,8 +280,15 @@ impl Machine {
     /// When the next step is due if nothing else happens.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
-        let drive = self.drive.as_ref().and_then(Drive::retry_at);
-        timer.into_iter().chain(drive).min()
+        let retries = self.drives.iter().filter_map(Drive::retry_at);
+        let journal = self.journal.retry_at().filter(|at| *at > self.now.mono);
+        timer
+            .into_iter()
+            .chain(self.holds.next_expiry())
+            .chain(self.next_wait())
+            .chain(retries)
+            .chain(journal)
+            .min()
     }
 
     /// The number of a namespace, met before or not.
@@ -232,7 +297,7 @@ impl Machine {
             return *ns;
         }
         let ns = u32::try_from(self.namespaces.len()).expect("fewer than 2^32 namespaces");
-        self.namespaces.push(Namespace { id, layout: None, shape: None });
+        self.namespaces.push(Namespace { id, layout: None, shape: None, epoch: 0 });
         self.ns_by_id.insert(id, ns);
         ns
     }
@@ -250,7 +315,7 @@ impl Machine {
             if !self.memory.fits(*class) {
                 return Err((tiered_kv_types::Tier::Dram, *class));
             }
-            if self.drive.as_ref().is_some_and(|d| !d.slots.fits(*class)) {
+            if self.drives.iter().any(|d| !d.slots.fits(*class)) {
                 return Err((tiered_kv_types::Tier::Nvme, *class));
             }
         }
@@ -294,6 +359,7 @@ impl Machine {
             Some(Op::Put(_)) => self.end_put(op, out),
             Some(Op::Get(_)) => self.end_get(op, reason, out),
             Some(Op::Flush(_)) => self.end_flush(op, out),
+            Some(Op::Delete(_)) => self.end_delete(op, out),
             Some(Op::Close { .. }) => self.finish_close(op, out),
             None => {}
         }

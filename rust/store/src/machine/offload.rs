@@ -1,23 +1,22 @@
-//! Write-behind to the drive: root first, in groups; payloads, then headers, then fdatasync.
+//! Write-behind to the drives: root first, in groups; payloads, then headers, then fdatasync.
+//!
+//! A group spans the drives, so that a chain whose blocks lie on several of them commits together.
 
 use super::alloc::Alloc;
+use super::drive::{Drive, DriveId};
 use super::table::OnDrive;
-use super::{BlockId, Command, DriveParts, Machine, SlotAllocator, SlotId};
+use super::{BlockId, Command, Machine, SlotId};
 use crate::log::LogKind;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, VecDeque};
-use tiered_kv_io::{FileId, Nanos};
-use tiered_kv_types::record::SEGMENT_HEADER_BYTES;
-use tiered_kv_types::{SegmentHeader, Tier, round_up_to_page};
+use tiered_kv_io::FileId;
+use tiered_kv_types::{Tier, round_up_to_page};
 
 /// Most blocks and bytes of one group.
 const GROUP_BLOCKS: usize = 1024;
 const GROUP_BYTES: u64 = 64 << 20;
 /// Groups under way at once: one writes payloads while the one before it commits.
 const GROUPS: usize = 2;
-/// Failed groups or segments in a row after which writing pauses, and for how long.
-const BREAKER_FAULTS: u32 = 3;
-const BREAKER_PAUSE: Nanos = 5_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -31,71 +30,32 @@ pub(super) struct Group {
     pub(super) id: u64,
     pub(super) blocks: Vec<BlockId>,
     pub(super) failed: BTreeSet<BlockId>,
-    pub(super) clears: Vec<SlotId>,
-    pub(super) writes_left: usize,
+    /// Drives on which headers or a sync failed.
+    pub(super) failed_drives: BTreeSet<DriveId>,
+    pub(super) clears: Vec<(DriveId, SlotId)>,
+    /// Writes or drives that the phase still waits for.
+    pub(super) left: usize,
     pub(super) phase: Phase,
+    /// Tombstones up to this page of the journal retire when the group is durable.
+    pub(super) retires: Option<u64>,
 }
 
-/// The drive: slots, files, groups under way, and whether writing is paused after faults.
-#[derive(Debug)]
-pub(super) struct Drive {
-    pub(super) store: [u8; 16],
-    pub(super) slots: SlotAllocator,
-    pub(super) files: Vec<Option<FileId>>,
-    pub(super) groups: VecDeque<Group>,
-    next_group: u64,
-    /// Headers of quarantined slots, to be zeroed with the next group.
-    pub(super) clears: BTreeSet<SlotId>,
-    preparing: u32,
-    pub(super) faults: u32,
-    paused_until: Option<Nanos>,
+/// The groups under way, in the order in which they commit.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    pub(super) under_way: VecDeque<Group>,
+    next: u64,
 }
 
-impl Drive {
-    pub(super) fn new(parts: DriveParts) -> Self {
-        let segments = parts.geometry.segments as usize;
-        Self {
-            store: parts.store,
-            slots: SlotAllocator::new(parts.geometry, true),
-            files: vec![None; segments],
-            groups: VecDeque::new(),
-            next_group: 0,
-            clears: BTreeSet::new(),
-            preparing: 0,
-            faults: 0,
-            paused_until: None,
-        }
-    }
-
-    pub(super) fn place(&self, slot: SlotId) -> (FileId, u64) {
-        let file = self.files[slot.segment as usize].expect("a used slot's file is open");
-        (file, self.slots.offset(slot))
-    }
-
-    pub(super) fn retry_at(&self) -> Option<Nanos> {
-        self.paused_until
-    }
-
-    /// Whether nothing is on its way to the device.
-    pub(super) fn is_idle(&self) -> bool {
-        self.groups.is_empty() && self.preparing == 0
-    }
-
-    pub(super) fn fault(&mut self, now: Nanos) {
-        self.faults += 1;
-        if self.faults >= BREAKER_FAULTS {
-            self.paused_until = Some(now + BREAKER_PAUSE);
-        }
-    }
-
-    pub(super) fn group_mut(&mut self, id: u64) -> Option<&mut Group> {
-        self.groups.iter_mut().find(|g| g.id == id)
+impl Groups {
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Group> {
+        self.under_way.iter_mut().find(|g| g.id == id)
     }
 }
 
-/// What became of the wish for a slot on the drive.
+/// What became of the wish for slots on a drive.
 enum DriveSlots {
-    Got(SmallVec<[SlotId; 1]>),
+    Got(DriveId, SmallVec<[SlotId; 1]>),
     Wait,
     Full,
 }
@@ -103,26 +63,41 @@ enum DriveSlots {
 impl Machine {
     /// Whether a block stored now would be written to a drive.
     pub(super) fn drive_writes(&self) -> bool {
-        self.drive.as_ref().is_some_and(|d| d.paused_until.is_none())
+        self.drives.iter().any(|d| d.is_writable())
+    }
+
+    /// Whether nothing is on its way to a drive.
+    pub(super) fn drives_idle(&self) -> bool {
+        let idle = self.groups.under_way.is_empty() && self.journal.is_idle();
+        idle && self.drives.iter().all(|d| d.preparing == 0)
     }
 
     /// Begins the next group, if there is something to write and room in the pipeline.
     pub(super) fn pump_offload(&mut self, out: &mut Vec<Command>) {
-        let now = self.now.mono;
-        let Some(drive) = &mut self.drive else { return };
-        if let Some(until) = drive.paused_until {
-            if now < until {
-                return self.give_up_dirty();
-            }
-            drive.paused_until = None;
-            drive.slots.mend();
-        }
-        let writing = drive.groups.iter().any(|g| g.phase == Phase::Payloads);
-        let idle = self.dirty.is_empty() && drive.clears.is_empty();
-        if writing || idle || drive.groups.len() >= GROUPS {
+        if self.drives.is_empty() {
             return;
         }
-        self.begin_group(out);
+        for drive in &mut self.drives {
+            drive.resume(self.now.mono);
+        }
+        if !self.drive_writes() {
+            return self.give_up_dirty();
+        }
+        let groups = &self.groups.under_way;
+        let writing = groups.iter().any(|g| g.phase == Phase::Payloads);
+        if writing || groups.len() >= GROUPS {
+            return;
+        }
+        let all_writable = self.drives.iter().all(Drive::is_writable);
+        if all_writable && self.journal.wants_to_retire() {
+            if groups.is_empty() {
+                self.begin_retiring(out);
+            }
+            return;
+        }
+        if !self.dirty.is_empty() || self.drives.iter().any(|d| !d.clears.is_empty()) {
+            self.begin_group(None, out);
+        }
     }
 
     /// While writing is paused nothing waits for it: blocks stay in memory only, and may be
@@ -148,7 +123,46 @@ impl Machine {
         self.refresh_with_parent(id);
     }
 
-    fn begin_group(&mut self, out: &mut Vec<Command>) {
+    pub(super) fn begin_group(&mut self, retires: Option<u64>, out: &mut Vec<Command>) {
+        let blocks = self.choose_blocks(out);
+        let mut clears = Vec::new();
+        for (number, drive) in (0..).zip(&mut self.drives) {
+            if drive.is_writable() {
+                let slots = std::mem::take(&mut drive.clears);
+                clears.extend(slots.into_iter().map(|slot| (number, slot)));
+            }
+        }
+        if blocks.is_empty() && clears.is_empty() && retires.is_none() {
+            return;
+        }
+        let id = self.groups.next;
+        self.groups.next += 1;
+        self.write_payloads(id, &blocks, out);
+        self.groups.under_way.push_back(Group {
+            id,
+            left: blocks.len(),
+            blocks,
+            failed: BTreeSet::new(),
+            failed_drives: BTreeSet::new(),
+            clears,
+            phase: Phase::Payloads,
+            retires,
+        });
+        self.keep_classes();
+        self.advance_groups(out);
+    }
+
+    /// Segments whose headers a group under way will zero keep their class until it has.
+    pub(super) fn keep_classes(&mut self) {
+        let clears = || self.groups.under_way.iter().flat_map(|g| &g.clears);
+        for (number, drive) in (0..).zip(&mut self.drives) {
+            let ours = clears().filter(|(home, _)| *home == number);
+            drive.slots.set_busy(ours.map(|(_, slot)| slot.segment).collect());
+        }
+    }
+
+    /// Takes slots for the blocks of the next group, roots before what hangs on them.
+    fn choose_blocks(&mut self, out: &mut Vec<Command>) -> Vec<BlockId> {
         let mut blocks = Vec::new();
         let mut bytes = 0;
         let waiting: Vec<BlockId> = self.dirty.values().copied().take(GROUP_BLOCKS).collect();
@@ -164,8 +178,8 @@ impl Machine {
                     continue;
                 }
                 match self.assign_drive_slots(id, out) {
-                    DriveSlots::Got(slots) => {
-                        bytes += self.start_write(id, slots);
+                    DriveSlots::Got(home, slots) => {
+                        bytes += self.start_write(id, home, slots);
                         blocks.push(id);
                     }
                     DriveSlots::Wait => break,
@@ -176,35 +190,22 @@ impl Machine {
                 }
             }
         }
-        let drive = self.drive.as_mut().expect("the caller checked");
-        let clears: Vec<SlotId> = std::mem::take(&mut drive.clears).into_iter().collect();
-        if blocks.is_empty() && clears.is_empty() {
-            return;
-        }
-        let group = drive.next_group;
-        drive.next_group += 1;
-        let writes_left = blocks.len();
-        self.write_payloads(group, &blocks, out);
-        let drive = self.drive.as_mut().expect("the caller checked");
-        let failed = BTreeSet::new();
-        let phase = Phase::Payloads;
-        drive.groups.push_back(Group { id: group, blocks, failed, clears, writes_left, phase });
-        self.advance_groups(out);
+        blocks
     }
 
     fn write_payloads(&mut self, group: u64, blocks: &[BlockId], out: &mut Vec<Command>) {
-        let drive = self.drive.as_ref().expect("the caller checked");
         for id in blocks {
             let block = self.table.get(*id).expect("assigned blocks exist");
             let OnDrive::Writing(slots) = &block.drive else { unreachable!("just assigned") };
+            let drive = &self.drives[usize::from(block.home)];
             let to = slots.iter().map(|slot| drive.place(*slot)).collect();
             let from = self.index.pin(&block.key).expect("a dirty block is in memory");
-            out.push(Command::WriteSlabs { group, block: *id, from, to });
+            out.push(Command::WriteSlabs { group, block: *id, drive: block.home, from, to });
         }
     }
 
-    /// The block and those before it in its chain that are in memory and neither on the drive nor
-    /// on their way there, root first: what a crash leaves must be reachable from its root.
+    /// The block and those before it in its chain that are in memory and neither on a drive nor on
+    /// their way there, root first: what a crash leaves must be reachable from its root.
     fn root_first(&self, id: BlockId) -> Vec<BlockId> {
         let mut chain = Vec::new();
         let mut at = Some(id);
@@ -220,38 +221,48 @@ impl Machine {
         chain
     }
 
-    fn assign_drive_slots(&mut self, id: BlockId, out: &mut Vec<Command>) -> DriveSlots {
-        // Counted first, so that making room for a block does not evict its parent.
-        self.table.count_child(id, Tier::Nvme, true);
+    /// The drive of a block: it follows from the key, among those that take writes now.
+    fn home_of(&self, key: &crate::index::FullKey) -> Option<DriveId> {
+        let writable = (0..).zip(&self.drives).filter(|(_, d)| d.is_writable());
+        let homes: SmallVec<[DriveId; 8]> = writable.map(|(number, _)| number).collect();
+        let spread = u64::from_le_bytes(key.key.0[8..16].try_into().expect("eight bytes"));
+        let at = usize::try_from(spread % (homes.len().max(1) as u64)).expect("few drives");
+        homes.get(at).copied()
+    }
+
+    fn count_on_drive(&mut self, id: BlockId, present: bool) {
+        self.table.count_child(id, Tier::Nvme, present);
         if let Some(parent) = self.table.parent_of(id) {
             self.refresh(parent);
         }
+    }
+
+    fn assign_drive_slots(&mut self, id: BlockId, out: &mut Vec<Command>) -> DriveSlots {
         let block = self.table.get(id).expect("the caller holds a live block");
         let classes: SmallVec<[u64; 1]> =
             block.slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
+        let Some(home) = self.home_of(&block.key) else { return DriveSlots::Full };
+        // Counted first, so that making room for a block does not evict its parent.
+        self.count_on_drive(id, true);
         let mut slots = SmallVec::new();
         let mut answer = None;
         for class in classes {
-            match self.drive_slot(class, out) {
+            match self.drive_slot(home, class, out) {
                 Alloc::Slot(slot) => slots.push(slot),
                 Alloc::Full => answer = Some(DriveSlots::Full),
                 Alloc::Prepare(_) | Alloc::Wait => answer = answer.or(Some(DriveSlots::Wait)),
             }
         }
-        let Some(answer) = answer else { return DriveSlots::Got(slots) };
-        let drive = self.drive.as_mut().expect("the caller checked");
-        slots.iter().for_each(|slot| drive.slots.free(*slot));
-        self.table.count_child(id, Tier::Nvme, false);
-        if let Some(parent) = self.table.parent_of(id) {
-            self.refresh(parent);
-        }
+        let Some(answer) = answer else { return DriveSlots::Got(home, slots) };
+        self.drives[usize::from(home)].untake(&slots);
+        self.count_on_drive(id, false);
         answer
     }
 
-    fn drive_slot(&mut self, class: u64, out: &mut Vec<Command>) -> Alloc {
+    fn drive_slot(&mut self, home: DriveId, class: u64, out: &mut Vec<Command>) -> Alloc {
         let mut evictions = 0;
         loop {
-            let drive = self.drive.as_mut().expect("the caller checked");
+            let drive = &mut self.drives[usize::from(home)];
             match drive.slots.alloc(class) {
                 Alloc::Slot(slot) => {
                     drive.clears.remove(&slot);
@@ -259,17 +270,19 @@ impl Machine {
                 }
                 Alloc::Prepare(segment) => {
                     drive.preparing += 1;
-                    let image = segment_image(drive, segment);
+                    // The new table is empty: nothing of the old one is left to be zeroed.
+                    drive.clears.retain(|slot| slot.segment != segment);
+                    let image = drive.segment_image(segment);
                     let file = drive.files[segment as usize];
-                    out.push(Command::PrepareSegment { segment, file, image });
+                    out.push(Command::PrepareSegment { drive: home, segment, file, image });
                     return Alloc::Wait;
                 }
                 Alloc::Wait => return Alloc::Wait,
                 Alloc::Full => {}
             }
             let owns = drive.slots.owns_segments(class);
-            let evicted = self.evict_one(Tier::Nvme, class)
-                || (!owns && self.evict_of_other_class(Tier::Nvme, class));
+            let evicted = self.evict_one(Tier::Nvme, home, class)
+                || (!owns && self.evict_of_other_class(Tier::Nvme, home, class));
             evictions += 1;
             if !evicted || evictions > GROUP_BLOCKS {
                 return Alloc::Full;
@@ -277,9 +290,13 @@ impl Machine {
         }
     }
 
-    pub(super) fn segment_ready(&mut self, segment: u32, result: std::io::Result<FileId>) {
-        let now = self.now.mono;
-        let Some(drive) = &mut self.drive else { return };
+    pub(super) fn segment_ready(
+        &mut self,
+        drive: DriveId,
+        segment: u32,
+        result: std::io::Result<FileId>,
+    ) {
+        let drive = &mut self.drives[usize::from(drive)];
         drive.preparing -= 1;
         match result {
             Ok(file) => {
@@ -290,15 +307,21 @@ impl Machine {
                 tracing::warn!(segment, %err, "a segment could not be prepared");
                 drive.slots.broken(segment);
                 self.counters.segment_faults += 1;
-                // A full or lost disk: the next segment would fail too, so writing pauses at once.
-                drive.paused_until = Some(now + BREAKER_PAUSE);
+                // On a full disk the next segment would fail too. Where nothing is there to be
+                // recycled writing pauses then, and where no segment is left.
+                let full = err.kind() == std::io::ErrorKind::StorageFull;
+                let recycles = drive.slots.ready_segments().next().is_some();
+                if !recycles && (full || !drive.slots.has_untried()) {
+                    drive.pause(self.now.mono);
+                }
             }
         }
     }
 
-    fn start_write(&mut self, id: BlockId, slots: SmallVec<[SlotId; 1]>) -> u64 {
+    fn start_write(&mut self, id: BlockId, home: DriveId, slots: SmallVec<[SlotId; 1]>) -> u64 {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.drive = OnDrive::Writing(slots);
+        block.home = home;
         let bytes = block.bytes();
         if block.dirty.is_none() {
             // An ancestor that had left the drive: back in the queue until it is durable again.
@@ -319,30 +342,11 @@ impl Machine {
         ok: bool,
         out: &mut Vec<Command>,
     ) {
-        let Some(group) = self.drive.as_mut().and_then(|d| d.group_mut(group)) else { return };
-        group.writes_left -= 1;
+        let Some(group) = self.groups.get_mut(group) else { return };
+        group.left -= 1;
         if !ok {
             group.failed.insert(block);
         }
         self.advance_groups(out);
     }
-}
-
-/// The header page of a segment and its empty table.
-fn segment_image(drive: &Drive, segment: u32) -> Vec<u8> {
-    let geometry = drive.slots.geometry();
-    let (slots, data_offset) = drive.slots.shape(segment);
-    let header = SegmentHeader {
-        store: drive.store,
-        segment,
-        class_epoch: drive.slots.class_epoch(segment),
-        slot_bytes: drive.slots.slot_bytes(segment),
-        slots,
-        header_stride: geometry.header_stride,
-        segment_bytes: geometry.segment_bytes,
-        data_offset,
-    };
-    let mut image = vec![0; usize::try_from(data_offset).expect("a table fits in memory")];
-    image[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
-    image
 }

@@ -1,14 +1,22 @@
 //! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
 
-use super::table::{Block, OnDrive};
-use super::{BlockId, Command, Machine, Op, OpId, Outcome, PutItem, PutStatus};
+use super::table::{Block, Grid, OnDrive, Siblings};
+use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use tiered_kv_io::Nanos;
 use tiered_kv_policy::Facts;
 use tiered_kv_types::{ComputedBy, MissReason, Tier};
+
+/// The policy's name for blocks that can make room for each other: those with slots of the same
+/// classes, and on the same drive.
+pub(super) fn policy_shape(tier: Tier, home: DriveId, shape: u32) -> u32 {
+    let home = if tier == Tier::Dram { 0 } else { u32::from(home) + 1 };
+    (home << 16) | shape
+}
 
 /// A put in progress.
 #[derive(Debug)]
@@ -17,48 +25,87 @@ pub(super) struct PutOp {
     items: Vec<PutItem>,
     statuses: Vec<Option<PutStatus>>,
     filled: Vec<Option<Filled>>,
+    /// Blocks that wait for room, in their order.
+    waiting: VecDeque<usize>,
+    wait_until: Nanos,
     copying: usize,
     deadline: Nanos,
     ended: bool,
 }
 
-impl Machine {
-    pub(super) fn put(
-        &mut self,
-        op: OpId,
-        ns: u32,
-        items: Vec<PutItem>,
-        deadline: Nanos,
-        out: &mut Vec<Command>,
-    ) {
+impl PutOp {
+    pub(super) fn new(ns: u32, items: Vec<PutItem>, deadline: Nanos, wait_until: Nanos) -> Self {
         let n = items.len();
-        let mut put = PutOp {
+        Self {
             ns,
+            items,
             statuses: vec![None; n],
             filled: std::iter::repeat_with(|| None).take(n).collect(),
+            waiting: (0..n).collect(),
+            wait_until: wait_until.min(deadline),
             copying: 0,
-            items,
             deadline,
             ended: false,
-        };
-        for at in 0..n {
-            match self.admit(ns, &put.items[at]) {
+        }
+    }
+}
+
+impl Machine {
+    pub(super) fn put(&mut self, op: OpId, put: PutOp, out: &mut Vec<Command>) {
+        let deadline = put.deadline;
+        self.ops.insert(op, Op::Put(put));
+        self.timers.insert((deadline, op));
+        self.admit_waiting(op, out);
+        self.publish_put(op, out);
+    }
+
+    /// Takes slots for blocks of a put, in their order. A block that is throttled waits if the call
+    /// may wait, and so does everything behind it.
+    fn admit_waiting(&mut self, op: OpId, out: &mut Vec<Command>) {
+        let Some(Op::Put(mut put)) = self.ops.remove(&op) else { return };
+        let may_wait = self.now.mono < put.wait_until && !put.ended;
+        while let Some(item) = put.waiting.front().copied() {
+            match self.admit(put.ns, &put.items[item]) {
                 Ok(into) => {
                     self.copying_bytes += into.bytes();
-                    self.mark_writing(ns, &put.items[at], true);
+                    self.mark_writing(put.ns, &put.items[item], true);
                     put.copying += 1;
-                    out.push(Command::CopyIn { op, item: at, into });
+                    out.push(Command::CopyIn { op, item, into });
                 }
-                Err(status) => put.statuses[at] = Some(status),
+                Err(PutStatus::Throttled) if may_wait => break,
+                Err(status) => {
+                    if status == PutStatus::Throttled {
+                        self.throttled(put.ns, &put.items[item]);
+                    }
+                    put.statuses[item] = Some(status);
+                }
             }
+            put.waiting.pop_front();
         }
-        let copying = put.copying;
-        self.ops.insert(op, Op::Put(put));
-        if copying == 0 {
-            self.publish_put(op, out);
+        if put.waiting.is_empty() {
+            self.waiting_puts.remove(&op);
         } else {
-            self.timers.insert((deadline, op));
+            self.waiting_puts.insert(op);
         }
+        self.ops.insert(op, Op::Put(put));
+    }
+
+    /// Lets puts that wait try again, the oldest first.
+    pub(super) fn retry_puts(&mut self, out: &mut Vec<Command>) {
+        let waiting: Vec<OpId> = self.waiting_puts.iter().copied().collect();
+        for op in waiting {
+            self.admit_waiting(op, out);
+            self.publish_put(op, out);
+        }
+    }
+
+    /// When the first put that waits has waited long enough.
+    pub(super) fn next_wait(&self) -> Option<Nanos> {
+        let until = |op: &OpId| match self.ops.get(op) {
+            Some(Op::Put(put)) => Some(put.wait_until),
+            _ => None,
+        };
+        self.waiting_puts.iter().filter_map(until).min()
     }
 
     fn mark_writing(&self, ns: u32, item: &PutItem, writing: bool) {
@@ -72,18 +119,19 @@ impl Machine {
         if !self.supersedes(ns, item) {
             return Err(PutStatus::Exists);
         }
-        let bytes = self.layout(ns).block_bytes();
         let waiting = self.dirty_bytes + self.copying_bytes;
-        if self.drive_writes() && waiting + bytes > self.limits.dirty_high_bytes {
-            return Err(self.throttle(ns, item));
+        let after = waiting + self.layout(ns).block_bytes();
+        self.throttling &= waiting > self.limits.dirty_low_bytes;
+        self.throttling |= after > self.limits.dirty_high_bytes;
+        if self.drive_writes() && self.throttling {
+            return Err(PutStatus::Throttled);
         }
-        self.memory_for(ns).ok_or_else(|| self.throttle(ns, item))
+        self.memory_for(ns).ok_or(PutStatus::Throttled)
     }
 
-    fn throttle(&mut self, ns: u32, item: &PutItem) -> PutStatus {
+    fn throttled(&mut self, ns: u32, item: &PutItem) {
         self.counters.throttled += 1;
         self.log.push(self.now, LogKind::Throttled, &Self::full(ns, item.key), None);
-        PutStatus::Throttled
     }
 
     /// Whether a complete put of `item` would become the key's copy: it has none, or the one it has
@@ -98,22 +146,27 @@ impl Machine {
         &mut self,
         op: OpId,
         item: usize,
-        filled: Filled,
+        filled: Option<Filled>,
         out: &mut Vec<Command>,
     ) {
         let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
-        put.filled[item] = Some(filled);
+        if filled.is_none() {
+            put.statuses[item] = Some(PutStatus::Ended);
+        }
+        put.filled[item] = filled;
         put.copying -= 1;
-        let (ns, done, item) = (put.ns, put.copying == 0, put.items[item]);
+        let (ns, item) = (put.ns, put.items[item]);
         self.copying_bytes -= self.layout(ns).block_bytes();
         self.mark_writing(ns, &item, false);
-        if done {
-            self.publish_put(op, out);
-        }
+        self.publish_put(op, out);
     }
 
-    /// Makes all blocks of a put visible at once, roots before leaves.
+    /// Once nothing of a put is being copied, makes what was copied visible at once, roots before
+    /// leaves. Blocks that wait for room come later: nothing waits while it holds slots.
     fn publish_put(&mut self, op: OpId, out: &mut Vec<Command>) {
+        if !matches!(self.ops.get(&op), Some(Op::Put(put)) if put.copying == 0) {
+            return;
+        }
         let Some(Op::Put(mut put)) = self.ops.remove(&op) else { return };
         let mut published = Vec::new();
         for at in 0..put.items.len() {
@@ -126,7 +179,11 @@ impl Machine {
             put.statuses[at] = Some(status);
         }
         self.finish_publish(&published);
-        self.complete_put(op, put, out);
+        if put.waiting.is_empty() {
+            self.complete_put(op, put, out);
+        } else {
+            self.ops.insert(op, Op::Put(put));
+        }
     }
 
     fn complete_put(&mut self, op: OpId, put: PutOp, out: &mut Vec<Command>) {
@@ -154,7 +211,14 @@ impl Machine {
     }
 
     pub(super) fn reserve(&mut self, op: OpId, ns: u32, items: &[PutItem], out: &mut Vec<Command>) {
-        let slots = items.iter().map(|item| self.admit(ns, item)).collect();
+        let mut slots = Vec::with_capacity(items.len());
+        for item in items {
+            let slot = self.admit(ns, item);
+            if matches!(slot, Err(PutStatus::Throttled)) {
+                self.throttled(ns, item);
+            }
+            slots.push(slot);
+        }
         self.complete(op, 0, Outcome::Reserved(slots), out);
     }
 
@@ -166,6 +230,9 @@ impl Machine {
         filled: Filled,
         published: &mut Vec<BlockId>,
     ) -> PutStatus {
+        if filled.begun() <= self.namespaces[ns as usize].epoch {
+            return PutStatus::Ended;
+        }
         if !self.supersedes(ns, item) {
             return PutStatus::Exists;
         }
@@ -188,19 +255,25 @@ impl Machine {
             put_id: self.next_put,
             stored_unix_ns: self.now.unix_ns,
             shape,
+            grid: Grid { head_groups: layout.head_groups() },
             slabs,
             in_dram: false,
             drive: OnDrive::None,
+            home: 0,
             dirty: None,
             load: None,
+            holds: 0,
+            orphan: false,
+            siblings: Siblings::default(),
             doomed: false,
         };
         let bytes = block.bytes();
-        let id = self.table.insert(block);
+        let (id, adopted) = self.table.insert(block);
         self.enter_memory(id, filled);
-        if self.drive.is_some() {
+        if !self.drives.is_empty() {
             self.make_dirty(id);
         }
+        adopted.into_iter().for_each(|id| self.refresh(id));
         self.counters.put_stored += 1;
         self.counters.put_bytes += bytes;
         published.push(id);
@@ -237,7 +310,7 @@ impl Machine {
     pub(super) fn admit_to_policy(&mut self, id: BlockId, tier: Tier) {
         let block = self.table.get(id).expect("the caller holds a live block");
         let facts = Facts {
-            shape: block.shape,
+            shape: policy_shape(tier, block.home, block.shape),
             depth: block.info.depth,
             block_type: block.info.block_type,
         };
@@ -258,8 +331,10 @@ impl Machine {
     pub(super) fn end_put(&mut self, op: OpId, out: &mut Vec<Command>) {
         let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
         put.ended = true;
-        if put.copying == 0 {
-            self.publish_put(op, out);
+        for item in put.waiting.drain(..) {
+            put.statuses[item] = Some(PutStatus::Ended);
         }
+        self.waiting_puts.remove(&op);
+        self.publish_put(op, out);
     }
 }

@@ -1,7 +1,7 @@
 //! The block table: every block of every tier, its state, and the kinship that keeps leaves first.
 
 use crate::index::{FullKey, KeyHasher};
-use crate::machine::{BlockId, OpId, SlotId};
+use crate::machine::{BlockId, DriveId, OpId, SlotId};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
@@ -15,6 +15,31 @@ pub(crate) enum OnDrive {
     Durable(SmallVec<[SlotId; 1]>),
 }
 
+/// Links between the children of one parent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Siblings {
+    prev: Option<BlockId>,
+    next: Option<BlockId>,
+}
+
+/// How the slabs of a block lie in its grid; also for blocks whose namespace nobody has opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) head_groups: u16,
+}
+
+impl Grid {
+    pub(crate) fn coordinate(self, slab: usize) -> (u16, u16) {
+        let columns = usize::from(self.head_groups.max(1));
+        let number = |n: usize| u16::try_from(n).expect("at most 64 slabs");
+        (number(slab / columns), number(slab % columns))
+    }
+
+    pub(crate) fn parts(self, slabs: usize) -> u64 {
+        if slabs >= 64 { u64::MAX } else { (1 << slabs) - 1 }
+    }
+}
+
 /// One block.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -25,15 +50,24 @@ pub(crate) struct Block {
     pub(crate) put_id: u64,
     pub(crate) stored_unix_ns: u64,
     pub(crate) shape: u32,
+    pub(crate) grid: Grid,
     /// Payload bytes and checksum of each slab.
     pub(crate) slabs: SmallVec<[(u64, u32); 1]>,
     /// Resident in memory.
     pub(crate) in_dram: bool,
     pub(crate) drive: OnDrive,
+    /// The drive it is on, where it is on one.
+    pub(crate) home: DriveId,
     /// Position in the queue of blocks that wait to be durable.
     pub(crate) dirty: Option<u64>,
     /// Waiters (operation, item) of the load in flight, if there is one.
     pub(crate) load: Option<Vec<(OpId, usize)>>,
+    /// Handles that keep it from leaving its last tier.
+    pub(crate) holds: u32,
+    /// No stored chain of parents leads from it to a root.
+    pub(crate) orphan: bool,
+    /// The other blocks of the same parent.
+    pub(crate) siblings: Siblings,
     /// Out of the table, kept until what is in flight on its slots has ended.
     pub(crate) doomed: bool,
 }
@@ -60,6 +94,7 @@ pub(crate) struct Kin {
     pub(crate) all: u32,
     /// Least depth of the children linked since there were none.
     min_depth: u32,
+    first: Option<BlockId>,
 }
 
 #[derive(Debug)]
@@ -82,7 +117,7 @@ impl BlockTable {
         }
     }
 
-    /// Blocks in the table whose parent is not.
+    /// Blocks that no root reaches.
     pub(crate) fn orphans(&self) -> u64 {
         self.orphans
     }
@@ -129,15 +164,16 @@ impl BlockTable {
         above && key != parent && (kin.all == 0 || depth < kin.min_depth)
     }
 
-    pub(crate) fn insert(&mut self, mut block: Block) -> BlockId {
+    /// Adds a block; returns its number, and the blocks that a root reaches again through it.
+    pub(crate) fn insert(&mut self, mut block: Block) -> (BlockId, Vec<BlockId>) {
         let key = block.key;
         if let Some(parent) = block.parent_key()
             && !self.may_link(&key, &parent, block.info.depth)
         {
             block.parent = None;
         }
-        let depth = block.info.depth;
-        let parent = block.parent_key();
+        block.orphan = block.parent_key().is_some_and(|parent| self.is_unreachable(&parent));
+        let (depth, parent, orphan) = (block.info.depth, block.parent_key(), block.orphan);
         let id = match self.free.pop() {
             Some(id) => {
                 self.blocks[id as usize] = Some(block);
@@ -150,29 +186,86 @@ impl BlockTable {
         };
         let old = self.by_key.insert(key, id);
         assert!(old.is_none(), "a key is removed before it is stored again");
-        self.orphans -= u64::from(self.kin(&key).all);
+        self.orphans += u64::from(orphan);
         if let Some(parent) = parent {
             let kin = self.kin.entry(parent).or_default();
             kin.min_depth = if kin.all == 0 { depth } else { kin.min_depth.min(depth) };
             kin.all += 1;
-            self.orphans += u64::from(!self.by_key.contains_key(&parent));
+            self.link(id, &parent);
         }
-        id
+        let adopted = if orphan { Vec::new() } else { self.set_orphans(&key, false) };
+        (id, adopted)
+    }
+
+    fn is_unreachable(&self, key: &FullKey) -> bool {
+        self.id(key).and_then(|id| self.get(id)).is_none_or(|block| block.orphan)
+    }
+
+    fn siblings(&mut self, id: BlockId) -> &mut Siblings {
+        &mut self.get_mut(id).expect("linked blocks exist").siblings
+    }
+
+    fn link(&mut self, id: BlockId, parent: &FullKey) {
+        let kin = self.kin.get_mut(parent).expect("counted before it is linked");
+        let next = kin.first.replace(id);
+        *self.siblings(id) = Siblings { prev: None, next };
+        if let Some(next) = next {
+            self.siblings(next).prev = Some(id);
+        }
+    }
+
+    fn unlink(&mut self, id: BlockId, parent: &FullKey) {
+        let Siblings { prev, next } = std::mem::take(self.siblings(id));
+        if let Some(next) = next {
+            self.siblings(next).prev = prev;
+        }
+        match prev {
+            Some(prev) => self.siblings(prev).next = next,
+            None => {
+                if let Some(kin) = self.kin.get_mut(parent) {
+                    kin.first = next;
+                }
+            }
+        }
+    }
+
+    /// Marks everything that hangs on `key` as out of reach, or as reached again; returns what
+    /// changed.
+    fn set_orphans(&mut self, key: &FullKey, orphan: bool) -> Vec<BlockId> {
+        let mut changed = Vec::new();
+        let mut parents = vec![*key];
+        while let Some(parent) = parents.pop() {
+            let mut at = self.kin(&parent).first;
+            while let Some(id) = at {
+                let block = self.get_mut(id).expect("linked blocks exist");
+                at = block.siblings.next;
+                if block.orphan != orphan {
+                    block.orphan = orphan;
+                    parents.push(block.key);
+                    changed.push(id);
+                }
+            }
+        }
+        let n = changed.len() as u64;
+        self.orphans = if orphan { self.orphans + n } else { self.orphans - n };
+        changed
     }
 
     /// Takes the key out of the table; the block stays, doomed, until [`BlockTable::forget`].
-    pub(crate) fn unmap(&mut self, id: BlockId) {
-        let Some(block) = self.get_mut(id) else { return };
+    /// Returns the blocks that no root reaches any more.
+    pub(crate) fn unmap(&mut self, id: BlockId) -> Vec<BlockId> {
+        let Some(block) = self.get_mut(id) else { return Vec::new() };
         if std::mem::replace(&mut block.doomed, true) {
-            return;
+            return Vec::new();
         }
         let (key, parent) = (block.key, block.parent_key());
+        self.orphans -= u64::from(std::mem::take(&mut block.orphan));
         self.by_key.remove(&key);
-        self.orphans += u64::from(self.kin(&key).all);
         if let Some(parent) = parent {
-            self.orphans -= u64::from(!self.by_key.contains_key(&parent));
+            self.unlink(id, &parent);
             self.change_kin(parent, |kin| kin.all -= 1);
         }
+        self.set_orphans(&key, true)
     }
 
     /// Frees the number of a doomed block.

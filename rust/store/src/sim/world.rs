@@ -1,13 +1,13 @@
 //! The simulated world around the machine.
 
 use super::oracle::Oracle;
+use crate::directory::{found_segments, open_journal, read_journal};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
-use crate::io::{segment_name, verify};
+use crate::io::{JOURNAL, segment_name, verify};
 use crate::machine::{
-    Command, DriveParts, Event, Geometry, Limits, LoadFault, Machine, Now, OpId, Outcome, Parts,
-    PutItem, PutStatus,
+    Command, Doomed, DriveParts, Event, Geometry, HoldId, Limits, LoadFault, Machine, Now, OpId,
+    Outcome, Parts, PutItem, PutStatus,
 };
-use crate::open::found_segments;
 use crate::resident::{FreedSlots, Resident};
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -20,23 +20,28 @@ const KEYS: u64 = 24;
 const MEMORY: Geometry = Geometry { segment_bytes: 32 << 10, segments: 4, header_stride: 0 };
 const DRIVE: Geometry = Geometry { segment_bytes: 64 << 10, segments: 4, header_stride: 4096 };
 const STORE: [u8; 16] = [7; 16];
+/// Few, so that runs fill the journal and retire tombstones.
+const JOURNAL_PAGES: u64 = 4;
 
 /// A call in progress and what it was made with.
 enum Call {
-    Put { keys: Vec<BlockKey>, versions: Vec<u64>, ns: u32 },
+    Put { keys: Vec<BlockKey>, versions: Vec<u64>, ns: u32, waits: bool },
     Get { keys: Vec<BlockKey>, ns: u32, copied: BTreeMap<usize, Vec<u8>>, asked: u64 },
     Flush { keys: Vec<BlockKey>, asked: u64 },
+    Delete { ns: u32, doomed: Doomed, asked: Now },
+    Hold,
 }
 
 pub(super) struct World {
     pub(super) machine: Machine,
     index: Arc<ReadIndex>,
-    disk: MemDisk,
+    disks: Vec<MemDisk>,
     rng: SeededEntropy,
     now: Now,
     pending: Vec<Command>,
     calls: BTreeMap<OpId, Call>,
     leases: Vec<(BlockKey, u64, Arc<Resident>)>,
+    holds: Vec<HoldId>,
     oracle: Oracle,
     layouts: [KvLayout; 2],
     next_op: u64,
@@ -66,17 +71,18 @@ impl World {
             KvLayout::uniform(16, 5000).expect("valid"),
             KvLayout::grid(16, 2, 1, vec![3000, 9000]).expect("valid"),
         ];
-        let disk = MemDisk::new();
-        let (machine, index) = boot(&disk, &layouts);
+        let disks = vec![MemDisk::new(), MemDisk::new()];
+        let (machine, index) = boot(&disks, &layouts);
         Self {
             machine,
             index,
-            disk,
+            disks,
             rng: SeededEntropy::new(seed),
             now: Now::default(),
             pending: Vec::new(),
             calls: BTreeMap::new(),
             leases: Vec::new(),
+            holds: Vec::new(),
             oracle: Oracle::default(),
             layouts,
             next_op: 1,
@@ -100,7 +106,9 @@ impl World {
             18..36 => self.get(),
             36..40 => self.flush(),
             40..44 => self.cancel(),
-            44..48 => self.leases.clear(),
+            44..47 => self.leases.clear(),
+            47 if self.draw(2) == 0 => self.delete(),
+            47 => self.hold(),
             48..50 => self.later(2_000_000_000),
             50 if self.draw(4) == 0 => self.cut_power(),
             _ => self.perform(),
@@ -155,9 +163,14 @@ impl World {
         let items: Vec<PutItem> = chain.into_iter().map(item).collect();
         let keys: Vec<BlockKey> = items.iter().map(|i| i.key).collect();
         let versions: Vec<u64> = keys.iter().map(|_| self.version()).collect();
-        let op = self.call(Call::Put { keys, versions, ns });
+        for (key, version) in keys.iter().zip(&versions) {
+            self.oracle.offered(*key, *version);
+        }
+        let waits = self.draw(3) == 0;
+        let op = self.call(Call::Put { keys, versions, ns, waits });
         let deadline = self.now.mono + 5_000_000_000;
-        self.feed(Event::Put { op, ns, items, deadline });
+        let wait_until = if waits { self.now.mono + 1_000_000_000 } else { 0 };
+        self.feed(Event::Put { op, ns, items, deadline, wait_until });
     }
 
     fn version(&mut self) -> u64 {
@@ -181,7 +194,8 @@ impl World {
             self.call(Call::Get { keys: keys.clone(), ns, copied, asked })
         };
         let deadline = self.now.mono + 1_000_000_000;
-        self.feed(Event::Get { op, ns, keys, deadline, into, count: true });
+        let hold = self.holds.pop();
+        self.feed(Event::Get { op, ns, keys, deadline, into, count: true, hold });
     }
 
     fn flush(&mut self) {
@@ -189,6 +203,29 @@ impl World {
         let op = self.call(Call::Flush { keys, asked: self.now.mono });
         let deadline = self.now.mono + 60_000_000_000;
         self.feed(Event::Flush { op, deadline });
+    }
+
+    fn hold(&mut self) {
+        let (ns, chain) = self.chain();
+        let keys: Vec<BlockKey> = chain.into_iter().map(|(key, _, _)| key).collect();
+        if self.draw(3) == 0 {
+            return self.feed(Event::Prefetch { ns, keys });
+        }
+        let op = self.call(Call::Hold);
+        let expires = self.now.mono + 3_000_000_000;
+        self.feed(Event::Hold { op, ns, keys, expires });
+    }
+
+    fn delete(&mut self) {
+        let (ns, chain) = self.chain();
+        let doomed = match self.draw(8) {
+            0 => Doomed::StoredBefore(u64::MAX),
+            1 => Doomed::StoredBefore(self.now.unix_ns.saturating_sub(200_000)),
+            _ => Doomed::Keys(chain.into_iter().map(|(key, _, _)| key).collect()),
+        };
+        let op = self.call(Call::Delete { ns, doomed: doomed.clone(), asked: self.now });
+        let deadline = self.now.mono + 60_000_000_000;
+        self.feed(Event::Delete { op, ns, doomed, deadline });
     }
 
     fn cancel(&mut self) {
@@ -214,12 +251,12 @@ impl World {
     fn execute(&mut self, command: Command, fails: bool) -> Event {
         match command {
             Command::CopyIn { op, item, into } => {
-                let Some(Call::Put { keys, versions, ns }) = self.calls.get(&op) else {
+                let Some(Call::Put { keys, versions, ns, .. }) = self.calls.get(&op) else {
                     panic!("a put is known until it completes")
                 };
                 let layout = &self.layouts[*ns as usize];
                 let bytes = payload(layout, &keys[item], versions[item]);
-                Event::CopiedIn { op, item, filled: into.fill_from(&bytes) }
+                Event::CopiedIn { op, item, filled: Some(into.fill_from(&bytes)) }
             }
             Command::CopyOut { op, item, from } => {
                 let mut bytes = vec![0; usize::try_from(from.bytes()).expect("small")];
@@ -227,12 +264,13 @@ impl World {
                 if let Some(Call::Get { copied, .. }) = self.calls.get_mut(&op) {
                     copied.insert(item, bytes);
                 }
-                Event::CopiedOut { op, item, intact }
+                Event::CopiedOut { op, item, intact: Some(intact), generation: from.generation() }
             }
-            Command::Load { block, reads, mut into } => {
+            Command::Load { block, drive, reads, mut into } => {
+                let disk = &self.disks[usize::from(drive)];
                 let mut slots = into.take_slots();
                 for (slot, read) in slots.iter_mut().zip(&reads) {
-                    let read = self.disk.read_at(read.file, read.offset, slot.as_mut_slice());
+                    let read = disk.read_at(read.file, read.offset, slot.as_mut_slice());
                     read.expect("the simulated disk reads");
                 }
                 let crcs: Vec<u32> = reads.iter().map(|r| r.crc).collect();
@@ -241,41 +279,60 @@ impl World {
                 let result = if fails { Err(LoadFault::Io) } else { checked };
                 Event::LoadDone { block, result }
             }
-            Command::PrepareSegment { segment, file, image } => {
+            write => self.write(write, fails),
+        }
+    }
+
+    /// Performs a command that writes to a disk.
+    fn write(&mut self, command: Command, fails: bool) -> Event {
+        match command {
+            Command::PrepareSegment { drive, segment, file, image } => {
+                let disk = &self.disks[usize::from(drive)];
                 let result = if fails {
                     Err(std::io::ErrorKind::StorageFull.into())
                 } else {
                     let file = file.unwrap_or_else(|| {
                         let name = segment_name(segment);
-                        self.disk.create(&name, DRIVE.segment_bytes).expect("there is room")
+                        disk.create(&name, DRIVE.segment_bytes).expect("there is room")
                     });
-                    self.disk.write_at(file, 0, &image).expect("writes");
-                    self.disk.sync(file).expect("syncs");
+                    disk.write_at(file, 0, &image).expect("writes");
+                    disk.sync(file).expect("syncs");
                     Ok(file)
                 };
-                Event::SegmentReady { segment, result }
+                Event::SegmentReady { drive, segment, result }
             }
-            Command::WriteSlabs { group, block, from, to } => {
+            Command::WriteSlabs { group, block, drive, from, to } => {
                 for (index, (file, offset)) in to.into_iter().enumerate() {
                     let slot = crate::resident::SlabWrite { resident: from.clone(), index };
                     let bytes = tiered_kv_io::ReadBuf::as_slice(&slot);
-                    self.disk.write_at(file, offset, bytes).expect("writes");
+                    self.disks[usize::from(drive)].write_at(file, offset, bytes).expect("writes");
                 }
                 Event::SlabsWritten { group, block, ok: !fails }
             }
-            Command::WriteHeaders { group, writes } => {
+            Command::WriteHeaders { group, drive, writes } => {
                 for write in writes {
-                    self.disk.write_at(write.file, write.offset, &write.bytes).expect("writes");
+                    let disk = &self.disks[usize::from(drive)];
+                    disk.write_at(write.file, write.offset, &write.bytes).expect("writes");
                 }
-                Event::HeadersWritten { group, ok: !fails }
+                Event::HeadersWritten { group, drive, ok: !fails }
             }
-            Command::Sync { group, files } => {
+            Command::Sync { group, drive, files } => {
+                let disk = &self.disks[usize::from(drive)];
                 if !fails {
-                    files.iter().for_each(|file| self.disk.sync(*file).expect("syncs"));
+                    files.iter().for_each(|file| disk.sync(*file).expect("syncs"));
                 }
-                Event::Synced { group, ok: !fails }
+                Event::Synced { group, drive, ok: !fails }
             }
-            Command::Complete { .. } => unreachable!("taken in at once"),
+            Command::WriteJournal { drive, page, bytes, zero } => {
+                let disk = &self.disks[usize::from(drive)];
+                let (file, _) = disk.open(JOURNAL).expect("made at boot");
+                disk.write_at(file, page * 4096, &bytes).expect("writes");
+                if !fails {
+                    disk.sync(file).expect("syncs");
+                }
+                Event::JournalWritten { drive, zero, ok: !fails }
+            }
+            other => unreachable!("{other:?} writes nothing"),
         }
     }
 
@@ -283,9 +340,11 @@ impl World {
         let call = self.calls.remove(&op).expect("a call completes once");
         let log = self.log_number();
         match (call, outcome) {
-            (Call::Put { keys, versions, .. }, Outcome::Put(statuses)) => {
+            (Call::Put { keys, versions, waits, .. }, Outcome::Put(statuses)) => {
                 for ((key, version), status) in keys.into_iter().zip(versions).zip(statuses) {
-                    if status == PutStatus::Stored {
+                    if status == PutStatus::Stored && waits {
+                        self.oracle.stored_some_time(key, version, self.now.mono);
+                    } else if status == PutStatus::Stored {
                         self.oracle.stored(key, version, log, self.now.mono);
                     }
                 }
@@ -315,6 +374,12 @@ impl World {
                     self.oracle.durable(keys, asked);
                 }
             }
+            (Call::Delete { ns, doomed, asked }, Outcome::Deleted(report)) => {
+                if report.durable {
+                    self.oracle.deleted(ns, &doomed, asked);
+                }
+            }
+            (Call::Hold, Outcome::Held(id, _)) => self.holds.push(id),
             (_, outcome) => panic!("another kind of outcome: {outcome:?}"),
         }
     }
@@ -344,10 +409,12 @@ impl World {
         let seed = self.seed ^ self.now.mono;
         let coin = SeededEntropy::new(seed);
         self.leases.clear();
+        self.holds.clear();
         self.pending.clear();
         self.calls.clear();
-        self.disk = self.disk.crash(|_| coin.next_u64().is_multiple_of(2));
-        let (machine, index) = boot(&self.disk, &self.layouts);
+        let crash = |disk: &MemDisk| disk.crash(|_| coin.next_u64().is_multiple_of(2));
+        self.disks = self.disks.iter().map(crash).collect();
+        let (machine, index) = boot(&self.disks, &self.layouts);
         self.machine = machine;
         self.index = index;
         let index = &self.index;
@@ -360,18 +427,25 @@ impl World {
     /// Lets everything in flight end.
     pub(super) fn drain(&mut self) {
         self.leases.clear();
-        while !self.pending.is_empty() {
-            let command = self.pending.swap_remove(0);
-            let event = self.execute(command, false);
-            self.feed(event);
+        let mut left = 100_000;
+        for _ in 0..3 {
+            while !self.pending.is_empty() {
+                left -= 1;
+                assert!(left > 0, "seed {}: the machine never comes to rest", self.seed);
+                let command = self.pending.swap_remove(0);
+                let event = self.execute(command, false);
+                self.feed(event);
+            }
+            self.later(100_000_000_000);
         }
-        self.later(100_000_000_000);
+        // Gets that ended meanwhile may have taken leases.
+        self.leases.clear();
         assert!(self.calls.is_empty(), "seed {}: a call never ended", self.seed);
     }
 }
 
 /// A machine on what the disk holds.
-fn boot(disk: &MemDisk, layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
+fn boot(disks: &[MemDisk], layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
     let index = Arc::new(ReadIndex::new(1));
@@ -380,9 +454,15 @@ fn boot(disk: &MemDisk, layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
         index: index.clone(),
         freed: FreedSlots::default(),
         policy: Box::new(Lru::new()),
-        limits: Limits { dirty_high_bytes: 96 << 10, load_high_bytes: 64 << 10 },
+        limits: Limits {
+            dirty_high_bytes: 96 << 10,
+            dirty_low_bytes: 48 << 10,
+            load_high_bytes: 64 << 10,
+            held_high_bytes: 64 << 10,
+        },
         memory: MEMORY,
-        drive: Some(DriveParts { store: STORE, geometry: DRIVE }),
+        drives: disks.iter().map(|_| DriveParts { store: STORE, geometry: DRIVE }).collect(),
+        journal_pages: JOURNAL_PAGES,
         hasher: KeyHasher::with_seed(2),
         log_entries: 1 << 20,
     });
@@ -391,7 +471,19 @@ fn boot(disk: &MemDisk, layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
         let number = machine.open_namespace(id, layout).expect("it fits");
         assert_eq!(number as usize, ns);
     }
-    let events = found_segments(disk, &DRIVE).expect("the simulated disk reads");
-    machine.step(Now::default(), events, &mut Vec::new());
+    let mut events = Vec::new();
+    let mut tombstones = Vec::new();
+    let mut pages = 0;
+    for (number, disk) in (0..).zip(disks) {
+        events
+            .extend(found_segments(disk, number, &DRIVE, None).expect("the simulated disk reads"));
+        let (file, used) = open_journal(disk, JOURNAL_PAGES).expect("there is room");
+        let (found, last) = read_journal(disk, file, used, &STORE).expect("reads");
+        tombstones.extend(found);
+        pages = last.max(pages);
+    }
+    events.push(Event::FoundTombstones { tombstones, pages });
+    events.push(Event::Recovered { complete: true, tables_read: true });
+    machine.recover(Now::default(), events);
     (machine, index)
 }

@@ -1,0 +1,211 @@
+"""Calls for engines without an event loop: submit, poll a descriptor, drain.
+
+```python
+with store.channel() as channel:
+    wanted = channel.submit_get_into(ns, keys, pool)
+    select.select([channel], [], [])
+    for done in channel.drain():
+        assert done.id == wanted
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+
+from tiered_kv import _core
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tiered_kv._base import Buffers
+
+
+class Completion(NamedTuple):
+    """How a call ended."""
+
+    id: int
+    """What the submission returned."""
+    ok: bool
+    """Whether the store did the call. False for a call that the queue had no room for or that ended
+    early (deadline, cancelled, closed); for a put of which a block is not stored; for a delete that
+    is not durable. A miss is no failure.
+    """
+    bitmap: bytes
+    """Bit `i % 8`, the lowest first, of byte `i // 8` is that of key `i`: it is there, its buffer
+    was filled, it is stored, it is gone.
+    """
+    bytes: int
+    """Bytes that were moved."""
+    seconds: float
+    """Seconds from the submission to the end."""
+
+    def done(self, index: int) -> bool:
+        """Whether it was done for the key at `index`."""
+        return bool(self.bitmap[index // 8] >> index % 8 & 1)
+
+
+class Channel:
+    """Calls on one store that never wait, and their ends. Make one with `store.channel()`.
+
+    Any thread may submit, poll and drain. The buffers of a call stay exported until its completion
+    has been drained; the core touches none of them once the call is no longer pending.
+    """
+
+    def __init__(self, core: _core.Channel) -> None:
+        self._core = core
+
+    @property
+    def closed(self) -> bool:
+        """Whether the channel takes no more calls."""
+        return self._core.closed
+
+    def fileno(self) -> int:
+        """The descriptor that is readable while there is something to drain.
+
+        It belongs to the channel: poll it, and do not read it or close it. That of a closed channel
+        stays readable until the channel is freed.
+        """
+        return self._core.fileno()
+
+    def submit_exists(self, ns: _core.Namespace, keys: Buffer) -> int:
+        """Asks which keys are in any tier.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+
+        Returns:
+            The number that the completion will carry.
+
+        Raises:
+            InvalidArgumentError: `keys` or `ns` is wrong.
+            ClosedError: The store or the channel is closed.
+        """
+        return self._core.submit_exists(ns, keys)
+
+    def submit_get_into(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        buffers: Buffers,
+        timeout: float | None = None,
+        req: _core.Request | None = None,
+    ) -> int:
+        """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            buffers: One writable contiguous buffer of all blocks, or a sequence of one a block. Of
+                one that was not filled, the bytes mean nothing.
+            timeout: Seconds to wait for loads; the configuration's by default.
+            req: The request that counts the accesses.
+
+        Returns:
+            The number that the completion will carry.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong.
+            ClosedError: The store or the channel is closed.
+        """
+        return self._core.submit_get_into(ns, keys, buffers, timeout, req)
+
+    def submit_put(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer,
+        buffers: Buffers,
+        *,
+        parent: Buffer | None = None,
+        depth: int = 0,
+        chain: bool = True,
+        tokens: Sequence[int] | None = None,
+        chunk_ends: Sequence[bool] | None = None,
+        computed: Literal["prefill", "decode"] = "prefill",
+        block_type: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Stores blocks; the arguments are those of `tiered_kv.TieredStore.put`.
+
+        Returns:
+            The number that the completion will carry.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong.
+            ClosedError: The store or the channel is closed.
+        """
+        options = _core.PutOptions(
+            parent=parent,
+            depth=depth,
+            chain=chain,
+            tokens=tokens,
+            chunk_ends=chunk_ends,
+            computed=computed,
+            block_type=block_type,
+            timeout=timeout,
+        )
+        return self._core.submit_put(ns, keys, buffers, options)
+
+    def submit_delete(self, ns: _core.Namespace, keys: Buffer, timeout: float | None = None) -> int:
+        """Deletes blocks; see `tiered_kv.TieredStore.delete`.
+
+        Args:
+            ns: The namespace.
+            keys: Packed keys, n x 32 bytes.
+            timeout: Seconds to wait for the drives; the configuration's `put_timeout_s` by default.
+
+        Returns:
+            The number that the completion will carry; every key of it is gone.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong.
+            ClosedError: The store or the channel is closed.
+        """
+        return self._core.submit_delete(ns, keys, timeout)
+
+    def drain(self) -> list[Completion]:
+        """Takes all completions, waits for nothing, and gives their buffers back.
+
+        Each completion is given to one caller. A closed channel has none.
+        """
+        return [Completion(*done) for done in self._core.drain()]
+
+    def pending(self) -> int:
+        """Calls in progress: submitted, and not yet ready to be drained."""
+        return self._core.pending()
+
+    def quiesce(self, timeout: float | None = None) -> bool:
+        """Waits, without the GIL, until no call is in progress; their completions stay.
+
+        Args:
+            timeout: Seconds to wait; None for as long as it takes.
+
+        Returns:
+            Whether the core touches none of the callers' buffers any more.
+
+        Raises:
+            InvalidArgumentError: `timeout` is negative.
+        """
+        return self._core.quiesce(timeout)
+
+    def close(self) -> None:
+        """Cancels what is in progress and drops all completions; pollers wake.
+
+        It returns when the core touches none of the callers' buffers any more. A second close does
+        nothing.
+        """
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,366 @@
+//! One drive's directory: identity, lock, and what recovery reads from it.
+
+use crate::io::{JOURNAL, segment_name, segment_number};
+use crate::machine::{DriveId, DriveParts, Event, FoundSegment, Geometry};
+use crate::seams::Seams;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tiered_kv_io::{AlignedBuf, DirLock, Disk, FileId, open_files_limit};
+use tiered_kv_types::checkpoint::MAX_CHECKPOINT_BYTES;
+use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
+use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, decode_page};
+use tiered_kv_types::{
+    Checkpoint, Error, ErrorKind, FORMAT_VERSION, OnFormatMismatch, PAGE_BYTES, RecordHeader,
+    Result, SegmentHeader, StoreConfig, Superblock, Tombstone, hex,
+};
+
+const CHECKPOINT: &str = "checkpoint.tkv";
+const SUPERBLOCK: &str = "superblock.tkv";
+/// Kept free of the capacity for the superblock, the lock and the directory itself.
+const DIRECTORY_BYTES: u64 = 64 << 10;
+/// Most segments of a drive: 16 TiB at 256 MiB each.
+const MAX_SEGMENTS: u64 = 65_536;
+/// Open files that are left to everything but segments.
+const OTHER_FILES: u64 = 64;
+/// Pages of the journal: a 64th of the capacity within these bounds.
+const MIN_JOURNAL_PAGES: u64 = 8;
+const MAX_JOURNAL_PAGES: u64 = 256;
+
+/// An opened drive.
+pub(crate) struct Drive {
+    pub(crate) path: PathBuf,
+    pub(crate) disk: Arc<dyn Disk>,
+    superblock: Superblock,
+    pub(crate) geometry: Geometry,
+    pub(crate) journal: FileId,
+    pub(crate) journal_pages: u64,
+    /// Guards the directory's lock, which ends with the close, however long the store object lives.
+    lock: Mutex<Option<DirLock>>,
+}
+
+fn config_error(context: String) -> Error {
+    Error::new(ErrorKind::Config, "open", context)
+}
+
+pub(crate) fn open_drive(
+    config: &StoreConfig,
+    seams: &Seams,
+    dir: &Path,
+    number: DriveId,
+) -> Result<Drive> {
+    // The lock first: opening the files clears what a crash left half written.
+    let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
+    let disk = (seams.open_disk)(dir)?;
+    let stride = u32::try_from(RECORD_BYTES).expect("512").max(disk.alignment().offset);
+    let found = match disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64) {
+        // Longer than any superblock: not empty and not sound.
+        Err(err) if err.kind() == ErrorKind::FormatMismatch => Some(vec![0xff]),
+        other => other?,
+    };
+    let mismatch = match found.as_deref().map(Superblock::decode) {
+        Some(Decoded::Valid(superblock)) => {
+            let usable = superblock.segment_bytes >= 2 * PAGE_BYTES
+                && superblock.segment_bytes.is_multiple_of(PAGE_BYTES)
+                && superblock.header_stride >= stride;
+            if usable {
+                return with_geometry(config, dir, disk, superblock, lock);
+            }
+            "has a superblock whose sizes do not fit this machine's devices".to_owned()
+        }
+        Some(Decoded::OtherVersion(version)) => format!(
+            "was written by format version {version}; this program reads version {FORMAT_VERSION}"
+        ),
+        Some(Decoded::Empty | Decoded::Damaged) => "has a damaged superblock".to_owned(),
+        None => {
+            refuse_strangers(disk.as_ref(), dir)?;
+            return create_drive(config, seams, dir, disk, (number, stride), lock);
+        }
+    };
+    if config.on_format_mismatch == OnFormatMismatch::Reset {
+        tracing::warn!(dir = %dir.display(), "the directory {mismatch}: it is reset");
+        return create_drive(config, seams, dir, disk, (number, stride), lock);
+    }
+    Err(Error::new(
+        ErrorKind::FormatMismatch,
+        "open",
+        format!(
+            "`nvme_paths`: {} {mismatch}; set on_format_mismatch = \"reset\" to drop what \
+             is in it, or name another directory",
+            dir.display()
+        ),
+    ))
+}
+
+/// A directory without a superblock is taken only if it holds nothing of somebody else's.
+fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let ours = |name: &str| {
+        name == "LOCK" || name == JOURNAL || name == CHECKPOINT || segment_number(name).is_some()
+    };
+    match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
+        None => Ok(()),
+        Some((name, _)) => Err(Error::new(
+            ErrorKind::FormatMismatch,
+            "open",
+            format!(
+                "`nvme_paths`: {} is not a store and holds other files ({name}); name an empty \
+                 or a new directory",
+                dir.display()
+            ),
+        )),
+    }
+}
+
+fn create_drive(
+    config: &StoreConfig,
+    seams: &Seams,
+    dir: &Path,
+    disk: Arc<dyn Disk>,
+    (drive, header_stride): (DriveId, u32),
+    lock: Option<DirLock>,
+) -> Result<Drive> {
+    let mut store = [0; 16];
+    seams.entropy.fill(&mut store);
+    let superblock = Superblock {
+        store,
+        drive: u32::from(drive),
+        segment_bytes: config.segment_bytes_for(config.nvme_capacity),
+        header_stride,
+        created_unix_ns: seams.clock.unix_nanos(),
+    };
+    // Refused before anything is changed, so that a corrected configuration finds no leftovers.
+    geometry_of(config, &superblock)?;
+    for (name, _) in disk.list()? {
+        if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
+            disk.remove(&name)?;
+        }
+    }
+    disk.write_file(SUPERBLOCK, &superblock.encode())?;
+    with_geometry(config, dir, disk, superblock, lock)
+}
+
+fn with_geometry(
+    config: &StoreConfig,
+    dir: &Path,
+    disk: Arc<dyn Disk>,
+    superblock: Superblock,
+    lock: Option<DirLock>,
+) -> Result<Drive> {
+    let geometry = geometry_of(config, &superblock)?;
+    let (journal, journal_pages) = open_journal(disk.as_ref(), journal_pages(config))?;
+    let lock = Mutex::new(lock);
+    Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
+}
+
+fn journal_pages(config: &StoreConfig) -> u64 {
+    (config.nvme_capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
+}
+
+fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry> {
+    let segment_bytes = superblock.segment_bytes;
+    if config.segment_bytes.is_some_and(|asked| asked != segment_bytes) {
+        return Err(config_error(format!(
+            "`segment_bytes` differs from the {segment_bytes} that the directory was made with: \
+             leave the field out, or name a new directory"
+        )));
+    }
+    let kept = DIRECTORY_BYTES + journal_pages(config) * PAGE_BYTES;
+    let usable = config.nvme_capacity.saturating_sub(kept);
+    let segments = u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX);
+    if segments == 0 {
+        return Err(config_error(format!(
+            "`nvme_capacity` of {} is smaller than one segment of the directory, {segment_bytes} \
+             bytes: give more",
+            config.nvme_capacity
+        )));
+    }
+    check_segments(segments)?;
+    Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
+}
+
+/// Every segment is a file that stays open: what cannot be had then is refused now.
+fn check_segments(segments: u32) -> Result<()> {
+    let files = open_files_limit().map_or(MAX_SEGMENTS, |limit| limit.saturating_sub(OTHER_FILES));
+    if u64::from(segments) <= files.min(MAX_SEGMENTS) {
+        return Ok(());
+    }
+    Err(config_error(format!(
+        "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
+         {files} open, and {MAX_SEGMENTS} at most: raise its limit of open files (`ulimit -n`), \
+         give less, or make a new directory with larger `segment_bytes`"
+    )))
+}
+
+/// The journal's file and its pages; made where there is none.
+pub(crate) fn open_journal(disk: &dyn Disk, pages: u64) -> Result<(FileId, u64)> {
+    let there = disk.list()?.iter().any(|(name, _)| name == JOURNAL);
+    if there {
+        let (file, bytes) = disk.open(JOURNAL)?;
+        if bytes >= PAGE_BYTES && bytes.is_multiple_of(PAGE_BYTES) {
+            return Ok((file, (bytes / PAGE_BYTES).min(MAX_JOURNAL_PAGES)));
+        }
+        tracing::warn!(bytes, "the journal was cut short by somebody: it is made anew");
+        disk.remove(JOURNAL)?;
+    }
+    Ok((disk.create(JOURNAL, pages * PAGE_BYTES)?, pages))
+}
+
+/// The tombstones of a journal, and the pages up to the last one in use.
+pub(crate) fn read_journal(
+    disk: &dyn Disk,
+    journal: FileId,
+    pages: u64,
+    store: &[u8; 16],
+) -> Result<(Vec<Tombstone>, u64)> {
+    let mut tombstones = Vec::new();
+    let mut used = 0;
+    let mut buf = AlignedBuf::new(JOURNAL_PAGE_BYTES)?;
+    for page in 0..pages {
+        let fault = |e| Error::from_io("open", JOURNAL, e);
+        disk.read_at(journal, page * PAGE_BYTES, buf.as_mut_slice()).map_err(fault)?;
+        match decode_page(store, buf.as_slice()) {
+            Decoded::Valid(found) => {
+                tombstones.extend(found);
+                used = page + 1;
+            }
+            // A page that a crash tore was never acknowledged.
+            Decoded::Empty | Decoded::Damaged | Decoded::OtherVersion(_) => {}
+        }
+    }
+    Ok((tombstones, used))
+}
+
+/// What recovery tells the machine of a directory.
+pub(crate) fn found_segments(
+    disk: &dyn Disk,
+    drive: DriveId,
+    geometry: &Geometry,
+    checkpoint: Option<Checkpoint>,
+) -> Result<Vec<Event>> {
+    let mut events = Vec::new();
+    let mut known = checkpoint.map(by_segment);
+    for (name, _) in disk.list()? {
+        let Some(segment) = segment_number(&name) else { continue };
+        let (file, bytes) = disk.open(&name)?;
+        if segment >= geometry.segments || bytes != geometry.segment_bytes {
+            // Beyond the capacity, or cut short by somebody: its space is given back.
+            tracing::warn!(name, bytes, "a segment file does not fit the store: removed");
+            disk.remove(&name)?;
+            continue;
+        }
+        let mut found = match &mut known {
+            Some(known) => known.remove(&segment).unwrap_or_default().found(segment, file),
+            None => read_segment(disk, geometry, segment, file),
+        };
+        found.drive = drive;
+        events.push(Event::Found(found));
+    }
+    Ok(events)
+}
+
+/// What a checkpoint says of one segment.
+#[derive(Default)]
+struct Known {
+    header: Option<SegmentHeader>,
+    records: Vec<(u32, RecordHeader)>,
+}
+
+impl Known {
+    fn found(self, segment: u32, file: FileId) -> FoundSegment {
+        let Self { header, records } = self;
+        FoundSegment { drive: 0, segment, file, header, records, damaged: 0 }
+    }
+}
+
+fn by_segment(checkpoint: Checkpoint) -> HashMap<u32, Known> {
+    let mut known: HashMap<u32, Known> = HashMap::new();
+    for header in checkpoint.segments {
+        known.entry(header.segment).or_default().header = Some(header);
+    }
+    for record in checkpoint.records {
+        known.entry(record.segment).or_default().records.push((record.slot, record));
+    }
+    known
+}
+
+fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId) -> FoundSegment {
+    let mut found =
+        FoundSegment { drive: 0, segment, file, header: None, records: Vec::new(), damaged: 0 };
+    let read = |offset: u64, len: usize| -> Result<AlignedBuf> {
+        let mut buf = AlignedBuf::new(len)?;
+        let fault = |e| Error::from_io("open", segment_name(segment), e);
+        disk.read_at(file, offset, buf.as_mut_slice()).map_err(fault)?;
+        Ok(buf)
+    };
+    let page = read(0, SEGMENT_HEADER_BYTES);
+    let header = match page.as_ref().map(|page| SegmentHeader::decode(page.as_slice())) {
+        Ok(Decoded::Valid(header)) => header,
+        Ok(Decoded::Empty) => return found,
+        Ok(_) | Err(_) => {
+            found.damaged = 1;
+            return found;
+        }
+    };
+    let table = header.data_offset.saturating_sub(PAGE_BYTES);
+    let table = table.min(geometry.segment_bytes - PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+    match read(PAGE_BYTES, usize::try_from(table).expect("a table fits in memory")) {
+        Ok(buf) => {
+            for (slot, bytes) in
+                buf.as_slice().chunks_exact(geometry.header_stride as usize).enumerate()
+            {
+                let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
+                match RecordHeader::decode(bytes) {
+                    Decoded::Valid(record) => found.records.push((slot, record)),
+                    Decoded::Empty => {}
+                    _ => found.damaged += 1,
+                }
+            }
+        }
+        Err(_) => found.damaged += 1,
+    }
+    found.header = Some(header);
+    found
+}
+
+impl Drive {
+    /// Bytes of all segments.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        u64::from(self.geometry.segments) * self.geometry.segment_bytes
+    }
+
+    /// The checkpoint of a clean close, if there is one. It is removed: from now on it is out of
+    /// date.
+    pub(crate) fn take_checkpoint(&self) -> Result<Option<Checkpoint>> {
+        let Some(bytes) = self.disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES)? else {
+            return Ok(None);
+        };
+        self.disk.remove(CHECKPOINT)?;
+        Ok(Checkpoint::decode(&self.superblock.store, &bytes).valid())
+    }
+
+    /// Writes what the drive holds, for the next open.
+    pub(crate) fn write_checkpoint(&self, checkpoint: &Checkpoint) -> Result<()> {
+        self.disk.write_file(CHECKPOINT, &checkpoint.encode(&self.superblock.store))
+    }
+
+    pub(crate) fn parts(&self) -> DriveParts {
+        DriveParts { store: self.superblock.store, geometry: self.geometry }
+    }
+
+    /// The journal's tombstones, and the pages up to the last one in use.
+    pub(crate) fn read_journal(&self) -> Result<(Vec<Tombstone>, u64)> {
+        let store = &self.superblock.store;
+        read_journal(self.disk.as_ref(), self.journal, self.journal_pages, store)
+    }
+
+    /// Lets another store have the directory; nothing is in flight any more.
+    pub(crate) fn unlock(&self) {
+        drop(self.lock.lock().take());
+    }
+
+    /// The store's random identity, in hexadecimal.
+    pub(crate) fn store_id(&self) -> String {
+        hex(&self.superblock.store)
+    }
+}

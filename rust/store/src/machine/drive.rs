@@ -1,0 +1,109 @@
+//! The drives of T3: slots, files, and whether writing to one is paused after faults.
+
+use super::{DriveParts, SlotAllocator, SlotId};
+use std::collections::BTreeSet;
+use tiered_kv_io::{FileId, Nanos};
+use tiered_kv_types::SegmentHeader;
+use tiered_kv_types::record::SEGMENT_HEADER_BYTES;
+
+/// Failed groups in a row after which writing pauses, and for how long.
+const BREAKER_FAULTS: u32 = 3;
+const BREAKER_PAUSE: Nanos = 5_000_000_000;
+
+/// Number of a drive in the configuration.
+pub(crate) type DriveId = u16;
+
+#[derive(Debug)]
+pub(super) struct Drive {
+    pub(super) store: [u8; 16],
+    pub(super) slots: SlotAllocator,
+    pub(super) files: Vec<Option<FileId>>,
+    /// Headers of free slots, to be zeroed with the next group.
+    pub(super) clears: BTreeSet<SlotId>,
+    pub(super) preparing: u32,
+    faults: u32,
+    paused_until: Option<Nanos>,
+}
+
+impl Drive {
+    pub(super) fn new(parts: DriveParts) -> Self {
+        let segments = parts.geometry.segments as usize;
+        Self {
+            store: parts.store,
+            slots: SlotAllocator::new(parts.geometry, true),
+            files: vec![None; segments],
+            clears: BTreeSet::new(),
+            preparing: 0,
+            faults: 0,
+            paused_until: None,
+        }
+    }
+
+    pub(super) fn place(&self, slot: SlotId) -> (FileId, u64) {
+        let file = self.files[slot.segment as usize].expect("a used slot's file is open");
+        (file, self.slots.offset(slot))
+    }
+
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        self.paused_until
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        self.paused_until.is_none()
+    }
+
+    /// Ends a pause that is over, and gives segments that could not be prepared another chance.
+    pub(super) fn resume(&mut self, now: Nanos) {
+        if self.paused_until.is_some_and(|until| now >= until) {
+            self.paused_until = None;
+            self.slots.mend();
+        }
+    }
+
+    pub(super) fn fault(&mut self, now: Nanos) {
+        self.faults += 1;
+        if self.faults >= BREAKER_FAULTS {
+            self.pause(now);
+        }
+    }
+
+    pub(super) fn pause(&mut self, now: Nanos) {
+        self.paused_until = Some(now + BREAKER_PAUSE);
+    }
+
+    pub(super) fn healthy(&mut self) {
+        self.faults = 0;
+    }
+
+    /// Gives slots back that were taken and not written: a header that was to be zeroed still is.
+    pub(super) fn untake(&mut self, slots: &[SlotId]) {
+        for slot in slots {
+            self.slots.free(*slot);
+            self.clears.insert(*slot);
+        }
+    }
+
+    pub(super) fn segment_header(&self, segment: u32) -> SegmentHeader {
+        let geometry = self.slots.geometry();
+        let (slots, data_offset) = self.slots.shape(segment);
+        SegmentHeader {
+            store: self.store,
+            segment,
+            class_epoch: self.slots.class_epoch(segment),
+            slot_bytes: self.slots.slot_bytes(segment),
+            slots,
+            header_stride: geometry.header_stride,
+            segment_bytes: geometry.segment_bytes,
+            data_offset,
+        }
+    }
+
+    /// The header page of a segment and its empty table.
+    pub(super) fn segment_image(&self, segment: u32) -> Vec<u8> {
+        let header = self.segment_header(segment);
+        let mut image =
+            vec![0; usize::try_from(header.data_offset).expect("a table fits in memory")];
+        image[..SEGMENT_HEADER_BYTES].copy_from_slice(&header.encode());
+        image
+    }
+}

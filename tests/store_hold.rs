@@ -1,0 +1,176 @@
+//! Holds, prefetch, hybrid lookups, and puts that wait for room.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+use support::{BLOCK, GatedDisk, blocks_of, chain, config, memory_only, namespace, seams};
+use tiered_kv::{
+    BlockKey, GetOptions, GroupRule, LookupMode, PutOptions, PutStatus, Residency, Store, Tier,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn put(store: &Store, keys: &[BlockKey], options: &PutOptions) -> Vec<PutStatus> {
+    let ns = namespace(store);
+    store.put(&ns, keys, blocks_of(keys), options).expect("open").wait().statuses
+}
+
+fn hits(store: &Store, keys: &[BlockKey]) -> usize {
+    store.lookup(&namespace(store), keys, LookupMode::Prefix).hits
+}
+
+/// Stores other chains until everything that may be evicted has been.
+fn crowd_out(store: &Store) {
+    let ns = namespace(store);
+    for path in 100..130 {
+        put(store, &chain(&ns, path, 4), &PutOptions::default());
+    }
+}
+
+#[test]
+fn held_blocks_stay_until_the_hold_is_dropped() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let keys = chain(&ns, 1, 4);
+    put(&store, &keys, &PutOptions::default());
+    let hold = store.hold(&ns, &chain(&ns, 1, 6), LONG).expect("open");
+    assert_eq!(hold.held(), [true, true, true, true, false, false], "what is stored");
+    crowd_out(&store);
+    assert_eq!(hits(&store, &keys), 4);
+    drop(hold);
+    assert_eq!(store.stats().held_bytes, 0);
+    crowd_out(&store);
+    assert_eq!(hits(&store, &keys), 0);
+}
+
+#[test]
+fn a_hold_ends_by_time_and_by_the_get_that_uses_it() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let keys = chain(&ns, 1, 4);
+    put(&store, &keys, &PutOptions::default());
+    let brief = store.hold(&ns, &keys, Duration::from_millis(5)).expect("open");
+    std::thread::sleep(Duration::from_millis(20));
+    crowd_out(&store);
+    assert_eq!(hits(&store, &keys), 0, "an expired hold is a miss, not an error");
+    drop(brief);
+    put(&store, &keys, &PutOptions::default());
+    let hold = store.hold(&ns, &keys, LONG).expect("open");
+    let options = GetOptions { hold: Some(hold.id()), ..GetOptions::default() };
+    drop(store.get(&ns, &keys, &options).expect("open").wait());
+    assert_eq!(store.stats().holds, 0, "used");
+}
+
+#[test]
+fn a_million_lookups_and_a_thousand_holds_leave_nothing_pinned() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let keys = chain(&ns, 1, 10);
+    put(&store, &keys, &PutOptions::default());
+    for _ in 0..100_000 {
+        store.lookup(&ns, &keys, LookupMode::Each);
+    }
+    for _ in 0..1000 {
+        drop(store.hold(&ns, &keys, LONG).expect("open"));
+    }
+    let stats = store.stats();
+    assert_eq!((stats.holds, stats.held_bytes, stats.leased_bytes), (0, 0, 0), "case 16");
+    crowd_out(&store);
+    assert_eq!(hits(&store, &keys), 0, "nothing keeps them");
+}
+
+#[test]
+fn bytes_held_at_once_are_capped() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let keys = chain(&ns, 1, 20);
+    put(&store, &keys, &PutOptions::default());
+    let hold = store.hold(&ns, &keys, LONG).expect("open");
+    assert_eq!(hold.hits(), 16, "half of 512 KiB");
+}
+
+#[test]
+fn prefetched_blocks_are_in_memory_when_they_are_asked_for() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = config(&dir.path().join("kv"), 4 << 20);
+    let store = Store::open(&config).expect("opens");
+    let keys = chain(&namespace(&store), 1, 6);
+    put(&store, &keys, &PutOptions::default());
+    drop(store);
+    let store = Store::open(&config).expect("opens");
+    let ns = namespace(&store);
+    store.prefetch(&ns, &keys[..4]).expect("open");
+    let in_memory = |key: &BlockKey| {
+        let found = store.lookup(&ns, &[*key], LookupMode::Each);
+        found.states[0] == Residency::In(Tier::Dram)
+    };
+    let until = std::time::Instant::now() + LONG;
+    while !keys[..4].iter().all(in_memory) {
+        assert!(std::time::Instant::now() < until, "the loads never end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!in_memory(&keys[4]));
+    let leases = store.get(&ns, &keys[..4], &GetOptions::default()).expect("open").wait();
+    assert!(leases.sources.iter().all(|s| *s == Tier::Dram));
+}
+
+#[test]
+fn a_hybrid_hit_means_every_part_that_the_position_needs() {
+    let store = Store::open(&memory_only(1 << 20)).expect("opens");
+    let ns = namespace(&store);
+    let (full, window, state) = (chain(&ns, 1, 8), chain(&ns, 2, 8), chain(&ns, 3, 8));
+    let alone = PutOptions { chain: false, ..PutOptions::default() };
+    put(&store, &full[..7], &PutOptions::default());
+    put(&store, &window[2..6], &alone);
+    put(&store, &[state[2], state[4]], &alone);
+    let position = |rules: [GroupRule; 3]| {
+        let groups = [(&full[..], rules[0]), (&window[..], rules[1]), (&state[..], rules[2])];
+        store.lookup_hybrid(&ns, &groups).expect("equal lengths")
+    };
+    let (all, two, last) = (GroupRule::All, GroupRule::Window(2), GroupRule::Last);
+    assert_eq!(position([all, two, last]), 5, "state ends at 5, the window reaches to 6");
+    assert_eq!(position([all, GroupRule::Window(4), last]), 0, "no window of four ends at 5");
+    assert_eq!(position([all, GroupRule::Window(3), last]), 5);
+    assert_eq!(position([all, all, last]), 0, "case 34: the window's first blocks are not there");
+    let uneven = [(&full[..], all), (&window[..3], two)];
+    assert!(store.lookup_hybrid(&ns, &uneven).is_err());
+}
+
+#[test]
+fn a_put_that_may_wait_is_stored_when_there_is_room_again() {
+    let disk = GatedDisk::new();
+    let mut config = config("/simulated".as_ref(), 4 << 20);
+    config.dirty_high_fraction = 0.5;
+    config.dirty_low_fraction = 0.25;
+    let store = Store::open_with(&config, &seams(disk.clone())).expect("opens");
+    disk.shut_writes(true);
+    let ns = namespace(&store);
+    put(&store, &chain(&ns, 1, 16), &PutOptions::default());
+    let keys = chain(&ns, 2, 20);
+    let brief = PutOptions { wait: Some(Duration::from_millis(20)), ..PutOptions::default() };
+    assert_eq!(put(&store, &keys[..2], &brief), [PutStatus::Throttled; 2], "it waited in vain");
+    let patient = PutOptions { wait: Some(LONG), ..PutOptions::default() };
+    let waiting = store.put(&ns, &keys, blocks_of(&keys), &patient).expect("open");
+    disk.shut_writes(false);
+    assert_eq!(waiting.wait().statuses, [PutStatus::Stored; 20]);
+    assert_eq!(store.audit().faults, Vec::<String>::new());
+}
+
+#[test]
+fn above_the_high_mark_puts_are_throttled_until_below_the_low_one() {
+    let disk = GatedDisk::new();
+    let mut config = config("/simulated".as_ref(), 4 << 20);
+    config.dirty_high_fraction = 0.5;
+    config.dirty_low_fraction = 0.25;
+    let store: Arc<Store> = Store::open_with(&config, &seams(disk.clone())).expect("opens");
+    disk.shut_writes(true);
+    let ns = namespace(&store);
+    let statuses = put(&store, &chain(&ns, 1, 17), &PutOptions::default());
+    assert_eq!(statuses[15..], [PutStatus::Stored, PutStatus::Throttled]);
+    assert_eq!(store.stats().dirty_bytes, 16 * BLOCK as u64);
+    assert_eq!(put(&store, &chain(&ns, 2, 1), &PutOptions::default()), [PutStatus::Throttled]);
+    disk.shut_writes(false);
+    store.flush(None).expect("open").wait();
+    assert_eq!(put(&store, &chain(&ns, 2, 1), &PutOptions::default()), [PutStatus::Stored]);
+}
