@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -18,7 +21,7 @@ from tiered_kv import InvalidArgumentError
 from tiered_kv.demo import _naive, run_from_cli
 from tiered_kv.demo._measure import COLD, DRAM, LIMIT, STORED, TURNS
 from tiered_kv.demo._prompt import Prompts, read_document
-from tiered_kv.demo._report import make_report
+from tiered_kv.demo._report import make_report, print_table
 from tiered_kv.demo._runs import Run
 from tiered_kv.demo.restarted import NAIVE, NVME, OTHER
 
@@ -93,7 +96,7 @@ def test_the_whole_demo(tmp_path: Path, model_directory: Path) -> None:
         assert row["reused_tokens"] == (0 if source == "none" else reused)
         assert row["computed_tokens"] == row["prompt_tokens"] - row["reused_tokens"]
         assert row["ttft_min_s"] <= row["ttft_s"] <= row["ttft_max_s"]
-        assert row["runs"] == (1 if turn == STORED else 2)
+        assert row["runs"] == {STORED: 1, DRAM: 4, LIMIT: 4}.get(turn, 2)
     restored = reused // 32 * report["facts"]["block_bytes"]
     assert rows[NVME]["source_bytes"] == {"nvme": restored}
     if os.major(tmp_path.stat().st_dev) != 0:  # not a file system in memory
@@ -121,9 +124,9 @@ def _report(runs: list[Run]) -> Any:
         runs,
         cold=(COLD, STORED),
         limit=LIMIT,
-        facts={},
-        process={},
-        restarted={},
+        facts={"document_tokens": 100, "threads": 1, "repeats": 3},
+        process={"import_s": 1.0, "model_load_s": 1.0, "open_s": 0.1},
+        restarted={"import_s": 1.0, "model_load_s": 1.0},
         answer_text=str,
     )
 
@@ -141,6 +144,25 @@ def test_one_answer_that_differs_is_reported() -> None:
     report = _report(_runs(dram=[1, 3]))
     assert not report.identical
     assert [row.turn for row in report.rows if not row.identical] == [DRAM]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, 6), (140, 10)])
+def test_the_table_fits_and_loses_no_text(width: int, columns: int) -> None:
+    sizes: dict[str, Any] = {
+        "source_bytes": {"nvme": 186 << 20},
+        "device_bytes": 186 << 20,
+        "open_s": 12.5,
+    }
+    hits = [Run(turn, "q", [1, 2], 4257, 4224, 12.5, **sizes) for turn in (NVME, OTHER, NAIVE)]
+    report = _report([*_runs(dram=[1, 2]), *hits])
+    text = io.StringIO()
+    print_table(report, Console(file=text, width=width, force_terminal=True, color_system=None))
+    lines = text.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "…" not in text.getvalue()
+    head = next(line for line in lines if "turn" in line)
+    assert len([name for name in re.split(r" {2,}", head.strip()) if name]) == columns
+    assert all(any(row.turn in line for line in lines) for row in report.rows)
 
 
 def test_a_merge_never_crosses_from_the_document_into_the_question() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,9 @@ def run_from_cli(
         0, or 1 where an answer differs from the one computed without a cache.
     """
     began = time.perf_counter()
+    # Threads that wait for others by spinning make a busy machine four times slower, and an idle
+    # one hardly faster. OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from tiered_kv.demo._progress import Progress
 
     with Progress() as progress:

@@ -42,6 +42,7 @@ def draw(report: Report, path: Path) -> None:
         )
         _all_turns(upper, report)
         _warm_turns(lower, report, warm)
+        figure.legend(loc="outside lower right", ncols=2, frameon=False)
         figure.get_layout_engine().set(hspace=0.06)
         figure.savefig(path, dpi=150, metadata={"Software": "tiered-kv"})
         pyplot.close(figure)
@@ -96,4 +97,3 @@ def _warm_turns(axes: Any, report: Report, rows: list[Row]) -> None:
     axes.set_xlim(0, max(row.ttft_max_s for row in rows) * 1.22)
     axes.set_xlabel("seconds to the first token (bars: medians; whiskers: all runs)")
     axes.set_title("The same without the cold turns: what is left", loc="left", fontweight="bold")
-    axes.legend(loc="center right", ncols=1, frameon=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.table import Table
 from tiered_kv.demo._runs import Run
 
 SCHEMA = 1
+WIDE_COLUMNS = 130
 
 
 @dataclass(frozen=True)
@@ -158,40 +159,56 @@ def _source(run: Run) -> str:
     return "model" if run.reused_tokens else "none"
 
 
-def print_table(report: Report) -> None:
-    """Prints the rows on standard output."""
-    facts = report.facts
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("turn", no_wrap=True)
-    for name in (
-        "first token", "spread", "speed-up", "reused", "computed", "restored", "from device",
-        "store open", "answers",
-    ):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
+def print_table(report: Report, console: Console | None = None) -> None:
+    """Prints the rows on standard output; where that is narrow, without the less telling columns.
+
+    Args:
+        report: What to print.
+        console: Where to print; by default standard output, as wide as needed if it is a file.
+    """
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE_COLUMNS)
+    wide = console.width >= WIDE_COLUMNS
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown = [name for name in _COLUMNS if wide or name not in _LESS_TELLING]
+    for name in shown:
+        table.add_column(name, justify="left" if name == "turn" else "right", no_wrap=True)
     for row in report.rows:
-        table.add_row(
-            row.turn,
-            f"{row.ttft_s:.3f} s",
-            f"{row.ttft_min_s:.2f}-{row.ttft_max_s:.2f}",
-            f"{row.speedup:.1f}x" if row.reused_tokens else "",
-            str(row.reused_tokens),
-            str(row.computed_tokens),
-            ", ".join(f"{_mib(size)} {tier}" for tier, size in row.source_bytes.items()),
-            _mib(row.device_bytes) if row.device_bytes else "",
-            f"{row.open_s:.2f} s" if row.open_s else "",
-            "identical" if row.identical else "DIFFER",
-        )
-    console = Console(highlight=False, soft_wrap=True)
+        table.add_row(*(_COLUMNS[name](row) for name in shown))
     console.print(table)
-    console.print(
+    for line in _footnotes(report):
+        console.print(line)
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "turn": lambda row: row.turn,
+    "first token": lambda row: f"{row.ttft_s:.3f} s",
+    "spread": lambda row: f"{row.ttft_min_s:.2f}-{row.ttft_max_s:.2f}",
+    "faster": lambda row: f"{row.speedup:.1f}x" if row.reused_tokens else "",
+    "reused": lambda row: str(row.reused_tokens),
+    "computed": lambda row: str(row.computed_tokens),
+    "restored": lambda row: ", ".join(
+        f"{_mib(size)} {tier}" for tier, size in row.source_bytes.items()
+    ),
+    "from device": lambda row: _mib(row.device_bytes) if row.device_bytes else "",
+    "store open": lambda row: f"{row.open_s:.2f} s" if row.open_s else "",
+    "answer": lambda row: "same" if row.identical else "DIFFER",
+}
+_LESS_TELLING = {"spread", "computed", "from device", "store open"}
+
+
+def _footnotes(report: Report) -> Iterator[str]:
+    facts = report.facts
+    yield (
         f"{facts['document_tokens']} tokens of document, {facts['threads']} threads, medians of "
         f"{facts['repeats']}; cold is {report.cold_s:.2f} s, the limit {report.limit_s:.3f} s."
     )
-    console.print(
-        f"Apart from these: import {report.process['import_s']:.1f} s, model "
-        f"{report.process['model_load_s']:.1f} s, store {report.process['open_s']:.2f} s; after "
-        f"the restart import {report.restarted['import_s']:.1f} s, model "
-        f"{report.restarted['model_load_s']:.1f} s."
+    first, second = report.process, report.restarted
+    yield (
+        f"Apart from these: import {first['import_s']:.1f} s, model {first['model_load_s']:.1f} s, "
+        f"store {first['open_s']:.2f} s; after the restart import {second['import_s']:.1f} s, "
+        f"model {second['model_load_s']:.1f} s."
     )
 
 
