@@ -62,8 +62,8 @@ impl Machine {
         self.publish_put(op, out);
     }
 
-    /// Takes slots for blocks of a put, in their order. A block that is throttled waits if the call
-    /// may wait, and so does everything behind it.
+    /// Takes slots for blocks of a put, in their order. A block that is throttled waits if the
+    /// call may wait, and so does everything behind it.
     fn admit_waiting(&mut self, op: OpId, out: &mut Vec<Command>) {
         let Some(Op::Put(mut put)) = self.ops.remove(&op) else { return };
         let may_wait = self.now.mono < put.wait_until && !put.ended;
@@ -102,8 +102,8 @@ impl Machine {
         }
     }
 
-    /// When puts that wait try again: soon, since a lease or a reservation that is dropped gives its
-    /// slots back without a word.
+    /// When puts that wait try again: soon, since a lease or a reservation that is dropped gives
+    /// its slots back without a word.
     pub(super) fn next_wait(&self) -> Option<Nanos> {
         let until = |op: &OpId| match self.ops.get(op) {
             Some(Op::Put(put)) => Some(put.wait_until),
