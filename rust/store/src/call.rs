@@ -81,6 +81,13 @@ pub(crate) struct Call {
     pub(crate) buffers: WriteBufs,
 }
 
+impl Call {
+    /// A call that uses no memory of the caller's.
+    pub(crate) fn plain(reply: Reply) -> Self {
+        Self { reply, source: None, buffers: Vec::new() }
+    }
+}
+
 /// How a put ended, block by block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutReport {

@@ -56,7 +56,7 @@ impl Store {
             let Outcome::Deleted(report) = outcome else { unreachable!("a delete ends as one") };
             done(report);
         });
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         let ns = ns.number;
         Ok(self.core.submit(call, |op| Event::Delete { op, ns, doomed, deadline }))
     }

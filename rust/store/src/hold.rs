@@ -82,7 +82,7 @@ impl Store {
             let Outcome::Held(id, held) = outcome else { unreachable!("a hold ends as one") };
             done((id, held));
         });
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         let expires = self.deadline(Some(ttl), 0.0);
         let (ns, keys) = (ns.number, keys.to_vec());
         self.core.submit(call, |op| Event::Hold { op, ns, keys, expires });

@@ -4,7 +4,6 @@
 //! never across I/O. The state machine alone writes to it, while it decides, so that the index
 //! never runs ahead of the data: an entry appears after its bytes and checksums are in place.
 
-use crate::machine::BlockId;
 use crate::resident::Resident;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
@@ -55,7 +54,6 @@ impl Residency {
 
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
-    pub(crate) block: Option<BlockId>,
     pub(crate) resident: Option<Arc<Resident>>,
     pub(crate) on_nvme: bool,
     pub(crate) loading: bool,

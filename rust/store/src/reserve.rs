@@ -74,7 +74,7 @@ impl Store {
             let Outcome::Reserved(slots) = outcome else { unreachable!("it ends as one") };
             done(slots);
         });
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         let (number, asked) = (ns.number, items.clone());
         self.core.submit(call, |op| Event::Reserve { op, ns: number, items: asked });
         // A reservation is decided within the step that takes it in, so this never waits.
@@ -116,7 +116,7 @@ impl Store {
         }
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_put()));
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         let ns = reservation.ns;
         self.core.submit(call, |op| Event::Publish { op, ns, items: filled });
         // Publishing is decided within the step that takes it in, so this never waits.

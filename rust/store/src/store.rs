@@ -164,7 +164,7 @@ impl Store {
             }
             done(leases);
         });
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         Ok(Some(self.begin_get(ns, keys, options, call, false)))
     }
 
@@ -359,7 +359,7 @@ impl Store {
         self.check_open("flush")?;
         let deadline = self.deadline(timeout, self.config.close_timeout_s);
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_flush()));
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         Ok(self.core.submit(call, |op| Event::Flush { op, deadline }))
     }
 
@@ -394,7 +394,7 @@ impl Store {
             let Outcome::Closed(dropped) = outcome else { unreachable!("a close ends as one") };
             done(CloseReport { dropped });
         });
-        let call = Call { reply, source: None, buffers: Vec::new() };
+        let call = Call::plain(reply);
         self.core.submit(call, |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();

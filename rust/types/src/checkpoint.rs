@@ -50,42 +50,38 @@ impl Checkpoint {
 
     /// Reads a checkpoint of this store; anything else is damaged.
     pub fn decode(store: &[u8; 16], bytes: &[u8]) -> Decoded<Self> {
-        match triage(bytes, CHECKPOINT_MAGIC, HEAD_BYTES) {
-            Decoded::Valid(()) => {}
-            Decoded::Empty => return Decoded::Empty,
-            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
-            Decoded::Damaged => return Decoded::Damaged,
-        }
-        let (head, body) = bytes.split_at(HEAD_BYTES);
-        let (segments, records) = (u32_at(head, 32) as usize, u32_at(head, 36) as usize);
-        let fits = segments
-            .checked_mul(SEGMENT_PART)
-            .zip(records.checked_mul(RECORD_PART))
-            .and_then(|(a, b)| a.checked_add(b).map(|sum| (a, sum)));
-        let Some((split, len)) = fits else { return Decoded::Damaged };
-        let ours = array::<16>(head, 16) == *store;
-        if !ours || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
-            return Decoded::Damaged;
-        }
-        let (segments, records) = body.split_at(split);
-        let mut out = Self::default();
-        for part in segments.chunks_exact(SEGMENT_PART) {
-            let mut whole = [0; SEGMENT_HEADER_BYTES];
-            whole[..SEGMENT_PART].copy_from_slice(part);
-            let Decoded::Valid(segment) = SegmentHeader::decode(&whole) else {
+        triage(bytes, CHECKPOINT_MAGIC, HEAD_BYTES).then(|()| {
+            let (head, body) = bytes.split_at(HEAD_BYTES);
+            let (segments, records) = (u32_at(head, 32) as usize, u32_at(head, 36) as usize);
+            let fits = segments
+                .checked_mul(SEGMENT_PART)
+                .zip(records.checked_mul(RECORD_PART))
+                .and_then(|(a, b)| a.checked_add(b).map(|sum| (a, sum)));
+            let Some((split, len)) = fits else { return Decoded::Damaged };
+            let ours = array::<16>(head, 16) == *store;
+            if !ours || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
                 return Decoded::Damaged;
-            };
-            out.segments.push(segment);
-        }
-        for part in records.chunks_exact(RECORD_PART) {
-            let mut whole = [0; RECORD_BYTES];
-            whole[..RECORD_PART].copy_from_slice(part);
-            let Decoded::Valid(record) = RecordHeader::decode(&whole) else {
-                return Decoded::Damaged;
-            };
-            out.records.push(record);
-        }
-        Decoded::Valid(out)
+            }
+            let (segments, records) = body.split_at(split);
+            let mut out = Self::default();
+            for part in segments.chunks_exact(SEGMENT_PART) {
+                let mut whole = [0; SEGMENT_HEADER_BYTES];
+                whole[..SEGMENT_PART].copy_from_slice(part);
+                let Decoded::Valid(segment) = SegmentHeader::decode(&whole) else {
+                    return Decoded::Damaged;
+                };
+                out.segments.push(segment);
+            }
+            for part in records.chunks_exact(RECORD_PART) {
+                let mut whole = [0; RECORD_BYTES];
+                whole[..RECORD_PART].copy_from_slice(part);
+                let Decoded::Valid(record) = RecordHeader::decode(&whole) else {
+                    return Decoded::Damaged;
+                };
+                out.records.push(record);
+            }
+            Decoded::Valid(out)
+        })
     }
 }
 

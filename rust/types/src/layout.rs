@@ -108,16 +108,26 @@ impl KvLayout {
 
     /// Grid coordinate (layer group, head group) of slab `index`.
     pub fn coordinate(&self, index: usize) -> (u16, u16) {
-        let columns = usize::from(self.head_groups);
-        let row = u16::try_from(index / columns).expect("at most 64 slabs");
-        let column = u16::try_from(index % columns).expect("at most 64 slabs");
-        (row, column)
+        coordinate(self.head_groups, index)
     }
 
     /// The mask with one bit for every slab of a block.
     pub fn full_mask(&self) -> u64 {
-        if self.slabs() == MAX_SLABS { u64::MAX } else { (1 << self.slabs()) - 1 }
+        full_mask(self.slabs())
     }
+}
+
+/// Grid coordinate (layer group, head group) of slab `index` in a grid of `head_groups` columns.
+pub fn coordinate(head_groups: u16, index: usize) -> (u16, u16) {
+    let columns = usize::from(head_groups);
+    let row = u16::try_from(index / columns).expect("at most 64 slabs");
+    let column = u16::try_from(index % columns).expect("at most 64 slabs");
+    (row, column)
+}
+
+/// The mask with one bit for each of `slabs` slabs.
+pub fn full_mask(slabs: usize) -> u64 {
+    if slabs >= MAX_SLABS { u64::MAX } else { (1 << slabs) - 1 }
 }
 
 #[cfg(test)]

@@ -38,6 +38,16 @@ pub enum Decoded<T> {
 }
 
 impl<T> Decoded<T> {
+    /// Goes on with a sound structure; every other answer stays as it is.
+    pub(crate) fn then<U>(self, next: impl FnOnce(T) -> Decoded<U>) -> Decoded<U> {
+        match self {
+            Self::Valid(value) => next(value),
+            Self::Empty => Decoded::Empty,
+            Self::OtherVersion(version) => Decoded::OtherVersion(version),
+            Self::Damaged => Decoded::Damaged,
+        }
+    }
+
     /// The structure, where it is sound.
     pub fn valid(self) -> Option<T> {
         match self {
@@ -125,45 +135,41 @@ impl RecordHeader {
 
     /// Reads a header; anything that is not one is told apart, nothing panics.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
-        match triage(bytes, RECORD_MAGIC, RECORD_BYTES) {
-            Decoded::Valid(()) => {}
-            Decoded::Empty => return Decoded::Empty,
-            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
-            Decoded::Damaged => return Decoded::Damaged,
-        }
-        let flags = bytes[157];
-        let checksum = u64_at(bytes, 192);
-        let slab = u16_at(bytes, 152);
-        let parts = u64_at(bytes, 200);
-        let known_slab = slab < 64 && parts & (1 << slab) != 0;
-        let Ok(checksum) = u32::try_from(checksum) else { return Decoded::Damaged };
-        if bytes[158] != CHECKSUM_CRC32C || !known_slab {
-            return Decoded::Damaged;
-        }
-        let info = BlockInfo {
-            depth: u32_at(bytes, 140),
-            tokens: u32_at(bytes, 144),
-            block_type: BlockType::from_u8(bytes[156]),
-            ..BlockInfo::default()
-        };
-        Decoded::Valid(Self {
-            store: array(bytes, 16),
-            namespace: NamespaceId(array(bytes, 32)),
-            key: BlockKey(array(bytes, 64)),
-            parent: (flags & FLAG_PARENT != 0).then(|| BlockKey(array(bytes, 96))),
-            segment: u32_at(bytes, 128),
-            slot: u32_at(bytes, 132),
-            class_epoch: u32_at(bytes, 136),
-            info: info.with_flags(flags),
-            coordinate: (u16_at(bytes, 148), u16_at(bytes, 150)),
-            slab,
-            parts,
-            put_id: u64_at(bytes, 160),
-            generation: u64_at(bytes, 168),
-            stored_unix_ns: u64_at(bytes, 176),
-            payload_bytes: u64_at(bytes, 184),
-            checksum,
-            tenant: array(bytes, 208),
+        triage(bytes, RECORD_MAGIC, RECORD_BYTES).then(|()| {
+            let flags = bytes[157];
+            let checksum = u64_at(bytes, 192);
+            let slab = u16_at(bytes, 152);
+            let parts = u64_at(bytes, 200);
+            let known_slab = slab < 64 && parts & (1 << slab) != 0;
+            let Ok(checksum) = u32::try_from(checksum) else { return Decoded::Damaged };
+            if bytes[158] != CHECKSUM_CRC32C || !known_slab {
+                return Decoded::Damaged;
+            }
+            let info = BlockInfo {
+                depth: u32_at(bytes, 140),
+                tokens: u32_at(bytes, 144),
+                block_type: BlockType::from_u8(bytes[156]),
+                ..BlockInfo::default()
+            };
+            Decoded::Valid(Self {
+                store: array(bytes, 16),
+                namespace: NamespaceId(array(bytes, 32)),
+                key: BlockKey(array(bytes, 64)),
+                parent: (flags & FLAG_PARENT != 0).then(|| BlockKey(array(bytes, 96))),
+                segment: u32_at(bytes, 128),
+                slot: u32_at(bytes, 132),
+                class_epoch: u32_at(bytes, 136),
+                info: info.with_flags(flags),
+                coordinate: (u16_at(bytes, 148), u16_at(bytes, 150)),
+                slab,
+                parts,
+                put_id: u64_at(bytes, 160),
+                generation: u64_at(bytes, 168),
+                stored_unix_ns: u64_at(bytes, 176),
+                payload_bytes: u64_at(bytes, 184),
+                checksum,
+                tenant: array(bytes, 208),
+            })
         })
     }
 }
@@ -208,21 +214,17 @@ impl SegmentHeader {
 
     /// Reads a segment header; the geometry is the reader's to check.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
-        match triage(bytes, SEGMENT_MAGIC, SEGMENT_HEADER_BYTES) {
-            Decoded::Valid(()) => {}
-            Decoded::Empty => return Decoded::Empty,
-            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
-            Decoded::Damaged => return Decoded::Damaged,
-        }
-        Decoded::Valid(Self {
-            store: array(bytes, 16),
-            segment: u32_at(bytes, 32),
-            class_epoch: u32_at(bytes, 36),
-            slot_bytes: u64_at(bytes, 40),
-            slots: u32_at(bytes, 48),
-            header_stride: u32_at(bytes, 52),
-            segment_bytes: u64_at(bytes, 56),
-            data_offset: u64_at(bytes, 64),
+        triage(bytes, SEGMENT_MAGIC, SEGMENT_HEADER_BYTES).then(|()| {
+            Decoded::Valid(Self {
+                store: array(bytes, 16),
+                segment: u32_at(bytes, 32),
+                class_epoch: u32_at(bytes, 36),
+                slot_bytes: u64_at(bytes, 40),
+                slots: u32_at(bytes, 48),
+                header_stride: u32_at(bytes, 52),
+                segment_bytes: u64_at(bytes, 56),
+                data_offset: u64_at(bytes, 64),
+            })
         })
     }
 }
@@ -258,18 +260,14 @@ impl Superblock {
 
     /// Reads a superblock.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
-        match triage(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_BYTES) {
-            Decoded::Valid(()) => {}
-            Decoded::Empty => return Decoded::Empty,
-            Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
-            Decoded::Damaged => return Decoded::Damaged,
-        }
-        Decoded::Valid(Self {
-            store: array(bytes, 16),
-            drive: u32_at(bytes, 32),
-            header_stride: u32_at(bytes, 36),
-            segment_bytes: u64_at(bytes, 40),
-            created_unix_ns: u64_at(bytes, 48),
+        triage(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_BYTES).then(|()| {
+            Decoded::Valid(Self {
+                store: array(bytes, 16),
+                drive: u32_at(bytes, 32),
+                header_stride: u32_at(bytes, 36),
+                segment_bytes: u64_at(bytes, 40),
+                created_unix_ns: u64_at(bytes, 48),
+            })
         })
     }
 }

@@ -84,29 +84,25 @@ pub fn encode_page(store: &[u8; 16], tombstones: &[Tombstone]) -> [u8; JOURNAL_P
 
 /// Reads one page; a page of another store is damaged.
 pub fn decode_page(store: &[u8; 16], bytes: &[u8]) -> Decoded<Vec<Tombstone>> {
-    match triage(bytes, JOURNAL_MAGIC, JOURNAL_PAGE_BYTES) {
-        Decoded::Valid(()) => {}
-        Decoded::Empty => return Decoded::Empty,
-        Decoded::OtherVersion(v) => return Decoded::OtherVersion(v),
-        Decoded::Damaged => return Decoded::Damaged,
-    }
-    let count = u32_at(bytes, 32) as usize;
-    if &bytes[16..32] != store || count > TOMBSTONES_PER_PAGE {
-        return Decoded::Damaged;
-    }
-    let mut tombstones = Vec::with_capacity(count);
-    for index in 0..count {
-        let at = ENTRY_BYTES * (index + 1);
-        let buried = match bytes[at + 80] {
-            1 => Buried::Key(BlockKey(array(bytes, at + 32))),
-            2 => Buried::StoredBefore(u64_at(bytes, at + 72)),
-            _ => return Decoded::Damaged,
-        };
-        let namespace = NamespaceId(array(bytes, at));
-        let generation = u64_at(bytes, at + 64);
-        tombstones.push(Tombstone { namespace, buried, generation });
-    }
-    Decoded::Valid(tombstones)
+    triage(bytes, JOURNAL_MAGIC, JOURNAL_PAGE_BYTES).then(|()| {
+        let count = u32_at(bytes, 32) as usize;
+        if &bytes[16..32] != store || count > TOMBSTONES_PER_PAGE {
+            return Decoded::Damaged;
+        }
+        let mut tombstones = Vec::with_capacity(count);
+        for index in 0..count {
+            let at = ENTRY_BYTES * (index + 1);
+            let buried = match bytes[at + 80] {
+                1 => Buried::Key(BlockKey(array(bytes, at + 32))),
+                2 => Buried::StoredBefore(u64_at(bytes, at + 72)),
+                _ => return Decoded::Damaged,
+            };
+            let namespace = NamespaceId(array(bytes, at));
+            let generation = u64_at(bytes, at + 64);
+            tombstones.push(Tombstone { namespace, buried, generation });
+        }
+        Decoded::Valid(tombstones)
+    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::table::{Block, OnDrive};
 use super::{BlockId, Command, HeaderWrite, Machine, SlotId};
 use crate::log::LogKind;
 use std::collections::{BTreeMap, BTreeSet};
+use tiered_kv_types::layout::{coordinate, full_mask};
 use tiered_kv_types::record::RECORD_BYTES;
 use tiered_kv_types::{Checkpoint, MissReason, RecordHeader, Tier};
 
@@ -69,9 +70,9 @@ impl Machine {
             slot: slot.index,
             class_epoch: drive.slots.class_epoch(slot.segment),
             info: block.info,
-            coordinate: block.grid.coordinate(slab),
+            coordinate: coordinate(block.head_groups, slab),
             slab: u16::try_from(slab).expect("at most 64 slabs"),
-            parts: block.grid.parts(slots.len()),
+            parts: full_mask(slots.len()),
             put_id: block.put_id,
             generation: block.generation,
             stored_unix_ns: block.stored_unix_ns,

@@ -186,7 +186,6 @@ impl Machine {
             entry.resident = None;
             entry.on_nvme = false;
             entry.loading = false;
-            entry.block = None;
         });
         if self.table.get(id).is_some_and(|b| b.in_dram) {
             self.leave_memory(id);

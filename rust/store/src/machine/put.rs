@@ -1,6 +1,6 @@
 //! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
 
-use super::table::{Block, Grid, OnDrive, Siblings};
+use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
@@ -260,7 +260,7 @@ impl Machine {
             put_id: self.next_put,
             stored_unix_ns: self.now.unix_ns,
             shape,
-            grid: Grid { head_groups: layout.head_groups() },
+            head_groups: layout.head_groups(),
             slabs,
             in_dram: false,
             drive: OnDrive::None,
@@ -303,7 +303,6 @@ impl Machine {
         let (key, info, generation) = (block.key, block.info, block.generation);
         let resident = Arc::new(filled.into_resident(generation, info));
         self.index.update(&key, |entry| {
-            entry.block = Some(id);
             entry.info = info;
             entry.loading = false;
             entry.resident = Some(resident);

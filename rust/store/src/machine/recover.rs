@@ -4,7 +4,7 @@
 //! all the parts of its block; the newest generation of a key wins. Payloads are verified on first
 //! read.
 
-use super::table::{Block, Grid, OnDrive, Siblings};
+use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, DriveId, FoundSegment, Machine, SlotId};
 use crate::index::FullKey;
 use smallvec::SmallVec;
@@ -95,7 +95,7 @@ impl Machine {
         drive.files[number as usize] = Some(segment.file);
         let Some(header) = segment.header else { return };
         drive.slots.set_class_epoch(number, header.class_epoch);
-        let (slots, data_offset) = drive.slots.geometry().cut(header.slot_bytes.max(1));
+        let (slots, data_offset) = drive.slots.geometry().cut(header.slot_bytes);
         let ours = header.store == drive.store
             && header.segment == number
             && header.slots == slots
@@ -160,7 +160,7 @@ impl Machine {
             stored_unix_ns: first.stored_unix_ns,
             shape: self.shape(&classes),
             slabs,
-            grid: Grid { head_groups },
+            head_groups,
             in_dram: false,
             drive: OnDrive::Durable(records.iter().map(|(_, slot, _)| *slot).collect()),
             home,
@@ -176,7 +176,6 @@ impl Machine {
         // Everything is refreshed once all blocks are back.
         let (id, _) = self.table.insert(block);
         self.index.update(&key, |entry| {
-            entry.block = Some(id);
             entry.info = info;
             entry.on_nvme = true;
         });

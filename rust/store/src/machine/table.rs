@@ -22,24 +22,6 @@ pub(crate) struct Siblings {
     next: Option<BlockId>,
 }
 
-/// How the slabs of a block lie in its grid; also for blocks whose namespace nobody has opened.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    pub(crate) head_groups: u16,
-}
-
-impl Grid {
-    pub(crate) fn coordinate(self, slab: usize) -> (u16, u16) {
-        let columns = usize::from(self.head_groups.max(1));
-        let number = |n: usize| u16::try_from(n).expect("at most 64 slabs");
-        (number(slab / columns), number(slab % columns))
-    }
-
-    pub(crate) fn parts(self, slabs: usize) -> u64 {
-        if slabs >= 64 { u64::MAX } else { (1 << slabs) - 1 }
-    }
-}
-
 /// One block.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -50,7 +32,8 @@ pub(crate) struct Block {
     pub(crate) put_id: u64,
     pub(crate) stored_unix_ns: u64,
     pub(crate) shape: u32,
-    pub(crate) grid: Grid,
+    /// Columns of its grid, kept with it: nobody may have opened its namespace.
+    pub(crate) head_groups: u16,
     /// Payload bytes and checksum of each slab.
     pub(crate) slabs: SmallVec<[(u64, u32); 1]>,
     /// Resident in memory.
