@@ -20,6 +20,7 @@ mod memdisk;
 mod memory;
 mod pool;
 mod posix;
+mod region;
 mod uring;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
@@ -31,12 +32,16 @@ pub use clock::{
 };
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
-pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
+pub use engine::{
+    BlockingEngine, CancelFlag, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority, Registration,
+    is_cancelled,
+};
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
+pub use region::{CutSlot, ReadInto, Region, RegionMemory, RegionPart, RegionSlot};
 pub use uring::{UringConfig, UringEngine, UringFeatures, probe_io_uring};
 
 /// The unit of arenas, buffers and slots, in bytes.

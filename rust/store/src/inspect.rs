@@ -49,6 +49,7 @@ impl Store {
     pub fn health(&self) -> Health {
         let disk = self.drives.first().map(|d| &d.disk);
         let paused = self.core.with_machine(|m| m.drives_paused());
+        let regions = self.regions.report();
         Health {
             open: !self.core.is_closed(),
             backend: self.core.io.first().map_or("none", |io| io.backend()).to_owned(),
@@ -59,6 +60,9 @@ impl Store {
             drives: self.drives_health(&paused),
             store_id: self.drives.first().map(Drive::store_id).unwrap_or_default(),
             huge_bytes: self.arena.report().huge_bytes,
+            regions: regions.count,
+            regions_plain: regions.plain,
+            region_reason: regions.reason,
         }
     }
 

@@ -19,6 +19,7 @@
 mod answers;
 mod call;
 mod delete;
+mod direct;
 mod directory;
 mod driver;
 mod hold;
@@ -29,6 +30,7 @@ mod log;
 mod machine;
 mod namespace;
 mod open;
+mod region;
 mod request;
 mod reserve;
 mod resident;
@@ -38,7 +40,9 @@ mod sim;
 mod stats;
 mod store;
 
-pub use answers::{DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode};
+pub use answers::{
+    DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
+};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
 pub use delete::Delete;
 pub use hold::{GroupRule, Hold};
@@ -54,6 +58,7 @@ pub use seams::{OpenDisk, Seams};
 pub use stats::{Stats, TierStats};
 pub use store::Store;
 pub use tiered_kv_io as io_seams;
+pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
 pub use tiered_kv_types::{
     BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, KEY_BYTES,
     KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry, StoreConfig,

@@ -1,21 +1,23 @@
 //! The request path, top down: open, look up, get, put, flush, close.
 
-use crate::answers::{GetOptions, Leases, Lookup, LookupMode};
+use crate::answers::{GetOptions, Leases, Lookup, LookupMode, OnStall};
 use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
 use crate::directory::Drive;
 use crate::driver::Core;
 use crate::index::Residency;
-use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
+use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
 use crate::open::{OpenTimes, Opened};
+use crate::region::Regions;
 use crate::request::{Request, RequestContext};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
+use std::any::TypeId;
 use std::sync::Arc;
 use std::time::Duration;
-use tiered_kv_io::{Arena, Nanos};
+use tiered_kv_io::{Arena, Nanos, RegionSlot};
 use tiered_kv_types::{
     BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
 };
@@ -31,6 +33,7 @@ pub struct Store {
     pub(crate) lost: Vec<(std::path::PathBuf, Error)>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
+    pub(crate) regions: Regions,
     /// Held by whoever closes the store.
     closing: parking_lot::Mutex<()>,
 }
@@ -58,6 +61,7 @@ impl Store {
             lost,
             arena,
             times,
+            regions: Regions::default(),
             closing: parking_lot::Mutex::new(()),
         }))
     }
@@ -72,6 +76,16 @@ impl Store {
         let id = spec.id()?;
         let opened = self.core.with_machine(|m| m.open_namespace(id, &spec.layout));
         let number = opened.map_err(|(tier, bytes)| {
+            if tier == Tier::Dram && self.config.has_no_dram() {
+                return Error::new(
+                    ErrorKind::InvalidArgument,
+                    "namespace",
+                    format!(
+                        "`layout`: a block does not fit in the staging memory: set \
+                         `staging_capacity` to {bytes} bytes or more"
+                    ),
+                );
+            }
             let field = if tier == Tier::Dram { "dram_capacity" } else { "segment_bytes" };
             Error::new(
                 ErrorKind::InvalidArgument,
@@ -114,7 +128,7 @@ impl Store {
     /// error.
     ///
     /// # Errors
-    /// `Closed`.
+    /// `Unsupported` where `dram_capacity` is 0; `Closed`.
     pub fn get(
         &self,
         ns: &Namespace,
@@ -139,6 +153,7 @@ impl Store {
         done: impl FnOnce(Leases) + Send + 'static,
     ) -> Result<Option<OpId>> {
         self.check_open("get")?;
+        self.check_dram("get", "leases")?;
         FastCounters::add(&self.core.fast.requested, keys.len() as u64);
         if let Some(leases) = self.get_resident(ns, keys, options) {
             if let Some(hold) = options.hold {
@@ -165,7 +180,7 @@ impl Store {
             done(leases);
         });
         let call = Call::plain(reply);
-        Ok(Some(self.begin_get(ns, keys, options, call, false)))
+        Ok(Some(self.begin_get(ns, keys, options, call, GetTarget::Leases)))
     }
 
     fn begin_get(
@@ -174,12 +189,12 @@ impl Store {
         keys: &[BlockKey],
         options: &GetOptions,
         call: Call,
-        into: bool,
+        target: GetTarget,
     ) -> OpId {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
         let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
         let hold = options.hold;
-        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, into, count, hold })
+        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, target, count, hold })
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
@@ -226,8 +241,11 @@ impl Store {
         Some(leases)
     }
 
-    /// Copies blocks into the caller's buffers, verified on the way. The buffers come back when the
-    /// core no longer touches them, whatever happened.
+    /// Brings blocks into the caller's buffers, verified. The buffers come back when neither the
+    /// core nor the kernel touches them, whatever happened.
+    ///
+    /// Slots of a [`tiered_kv_io::Region`] are read into from a drive without a copy, as
+    /// [`GetOptions::on_stall`] says; other buffers are filled by a copy.
     ///
     /// # Errors
     /// `InvalidArgument` for a wrong number or length of buffers; `Closed`.
@@ -261,6 +279,7 @@ impl Store {
             ns.check_len("get_into", index, buffer.as_mut().len())?;
         }
         FastCounters::add(&self.core.fast.requested, keys.len() as u64);
+        let slot = TypeId::of::<RegionSlot>();
         let buffers: WriteBufs =
             buffers.into_iter().map(|b| Some(Box::new(b) as Box<dyn WriteBuf>)).collect();
         let reply: Reply = Box::new(move |outcome, buffers| {
@@ -272,12 +291,15 @@ impl Store {
             done(IntoReport { items, buffers: buffers.into_iter().map(back).collect() });
         });
         let call = Call { reply, source: None, buffers };
-        Ok(self.begin_get(ns, keys, options, call, true))
+        let direct = options.on_stall == OnStall::Wait && TypeId::of::<B>() == slot;
+        let target = if direct { GetTarget::Slots } else { GetTarget::Buffers };
+        Ok(self.begin_get(ns, keys, options, call, target))
     }
 
     /// Stores blocks. They become visible together, when all of them are complete; a block whose
     /// key is stored already is a counted no-op. Resolves when the bytes are captured: what is
-    /// durable, `flush` says.
+    /// durable, `flush` says. Where `dram_capacity` is 0 it resolves when the blocks are durable,
+    /// and one that could not be written is [`crate::PutStatus::Failed`].
     ///
     /// # Errors
     /// `InvalidArgument` for a wrong number or length of blocks or options; `Closed`.
@@ -433,6 +455,17 @@ impl Store {
             return Ok(());
         };
         Err(Error::new(ErrorKind::Closed, op, remedy))
+    }
+
+    /// Checks that there is a T1, for calls that cannot do without.
+    pub(crate) fn check_dram(&self, op: &'static str, what: &str) -> Result<()> {
+        if !self.config.has_no_dram() {
+            return Ok(());
+        }
+        let remedy = format!(
+            "`dram_capacity` is 0 and {what} live in T1: use get_into and put, or give it a capacity"
+        );
+        Err(Error::new(ErrorKind::Unsupported, op, remedy))
     }
 
     pub(crate) fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {

@@ -4,7 +4,9 @@
 //! some of them, moves the clock, and cuts the power with a random part of the unsynced writes
 //! lost. An oracle knows every payload that may be returned for a key.
 
+mod memory;
 mod oracle;
+mod perform;
 mod world;
 
 use world::World;
@@ -15,6 +17,7 @@ fn run(seed: u64, steps: usize) -> u64 {
         world.step();
         let audit = world.machine.audit();
         assert!(audit.faults.is_empty(), "seed {seed}, step {step}: {:?}", audit.faults);
+        world.check_canaries();
         assert_eq!(audit.nvme_used_bytes, audit.nvme_block_bytes, "seed {seed}, step {step}");
         assert_eq!(audit.dram_used_bytes, audit.dram_owned_bytes, "seed {seed}, step {step}");
     }
