@@ -60,7 +60,7 @@ pub use store::Store;
 pub use tiered_kv_io as io_seams;
 pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
 pub use tiered_kv_types::{
-    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, KEY_BYTES,
-    KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry, StoreConfig,
-    Tier, key,
+    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, IoBackend,
+    KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry,
+    StoreConfig, Tier, key,
 };
