@@ -335,6 +335,10 @@ impl Machine {
         u32::try_from(at).expect("few shapes")
     }
 
+    pub(crate) fn namespace_id(&self, ns: u32) -> NamespaceId {
+        self.namespaces[ns as usize].id
+    }
+
     fn layout(&self, ns: u32) -> &KvLayout {
         let layout = self.namespaces[ns as usize].layout.as_ref();
         layout.expect("calls name a namespace that was opened")
