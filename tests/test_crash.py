@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import api
 from crash.__main__ import History, Totals
+from tiered_kv.blocking import TieredStore
 
 ROUNDS = int(os.environ.get("TIERED_KV_CRASH_ROUNDS", "4"))
 TESTS = Path(__file__).resolve().parent
@@ -47,6 +49,7 @@ def seen(found: dict[str, int]) -> dict[str, object]:
     return {
         "found": [found],
         "wrong": [],
+        "unread": {},
         "faults": [],
         "orphan_bytes": 0,
         "over_bytes": 0,
@@ -54,6 +57,27 @@ def seen(found: dict[str, int]) -> dict[str, object]:
         "recover_s": 0.0,
         "open_s": 0.0,
     }
+
+
+def test_the_event_file_tells_of_evictions_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with TieredStore.open(**api.config(tmp_path / "kv", event_file=path)) as store:
+        ns = store.namespace(api.spec())
+        for chain in range(80):
+            keys = ns.keys_from_tokens(api.tokens(8, chain * 1000))
+            store.put(ns, keys, api.blocks(8, chain), wait=5.0)
+            store.flush()
+        told = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = {event["seq"]: event for event in store.events()}
+        last = bytes.fromhex(told[-1]["key"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [event["seq"] for event in told] == list(range(len(told)))
+    assert {(event["kind"], event["tier"]) for event in told} >= {
+        ("evicted", "dram"),
+        ("evicted", "nvme"),
+    }
+    assert all(event["namespace"] == ns.id for event in told)
+    assert kept[told[-1]["seq"]]["key"] == last
 
 
 STORED = {"do": "stored", "t": 12, "space": 0, "keys": ["a", "b"], "version": 10}

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -155,7 +156,7 @@ class Totals:
         self.sums: dict[str, int] = dict.fromkeys(
             ("rounds", "committed", "expected", "found", "resurrected", "wrong", "orphan_bytes"), 0
         )
-        self.sums |= dict.fromkeys(("over_quota", "audit_faults", "damaged_headers"), 0)
+        self.sums |= dict.fromkeys(("unread", "over_quota", "audit_faults", "damaged_headers"), 0)
         self.recover_s: list[float] = []
         self.open_s: list[float] = []
 
@@ -176,6 +177,7 @@ class Totals:
             "found": right,
             "resurrected": back,
             "wrong": len(seen["wrong"]) + history.wrong,
+            "unread": len(seen["unread"]),
             "orphan_bytes": seen["orphan_bytes"],
             "over_quota": history.over + (seen["over_bytes"] > 0),
             "audit_faults": len(seen["faults"]),
@@ -229,7 +231,7 @@ def run_rounds(rounds: int, seed: int, sent: str, where: Path) -> Totals:
                 file=sys.stderr,
             )
         if not totals.good and totals.sums["expected"]:
-            print(f"crash: round {number} of seed {seed} failed: {home}", file=sys.stderr)
+            print(f"crash: round {number} of seed {seed} failed: {home}\n{seen}", file=sys.stderr)
             break
     return totals
 
@@ -241,10 +243,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--signal", choices=[*SIGNALS, "mixed"], default="kill")
     parser.add_argument("--report", type=Path, help="also write the line to this file")
-    parser.add_argument("--dir", type=Path, help="where the stores are made")
+    parser.add_argument("--dir", type=Path, help="where the stores are made, and kept if they fail")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tiered-kv-crash-", dir=args.dir) as where:
         totals = run_rounds(args.rounds, args.seed, args.signal, Path(where))
+        if not totals.good and args.dir:
+            shutil.copytree(where, args.dir / "failed", dirs_exist_ok=True)
     report = json.dumps(totals.report())
     print(report)
     if args.report:

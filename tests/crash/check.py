@@ -19,23 +19,29 @@ PAGE_BYTES = 4096
 
 def read_all(
     store: TieredStore, space: int, ns: Namespace, keys: list[bytes]
-) -> tuple[dict[str, int], list[str]]:
-    """Every key that is there with its version, and those whose bytes are not theirs."""
+) -> tuple[dict[str, int], list[str], dict[str, str]]:
+    """Keys that are there with their versions, those with wrong bytes, those that are no use.
+
+    The last are known to the store and cannot be read, with the reason.
+    """
     size = load.BLOCK_BYTES[space]
-    found, wrong = {}, []
+    found, wrong, unread = {}, [], {}
     for at in range(0, len(keys), 8):
         some = keys[at : at + 8]
         with store.get(ns, b"".join(some), 30.0) as leases:
             for index, key in enumerate(some):
                 view = leases[index]
                 if view is None:
+                    reason = leases.reasons[index]
+                    if reason is not None and reason != "absent":
+                        unread[key.hex()] = reason
                     continue
                 block = bytes(view)
                 version = load.version_of(block)
                 found[key.hex()] = version
                 if block != load.content(key, version, size):
                     wrong.append(key.hex())
-    return found, wrong
+    return found, wrong, unread
 
 
 def orphan_bytes(home: Path, drives: int, used: int, expected: int) -> int:
@@ -55,12 +61,14 @@ def check(home: Path, backend: str, drives: int) -> dict[str, Any]:
     store = load.open_store(home, backend, drives)
     found: list[dict[str, int]] = []
     wrong: list[str] = []
+    unread: dict[str, str] = {}
     slots = 0
     spaces = load.namespaces(store)
     for space, ns in enumerate(spaces):
         packed = (load.chain_keys(ns, chain, load.DEPTH) for chain in range(load.CHAINS))
         keys = sorted({key for chain in packed for key in load.split(chain)})
-        there, bad = read_all(store, space, ns, keys)
+        there, bad, missed = read_all(store, space, ns, keys)
+        unread |= missed
         found.append(there)
         wrong += bad
         slots += len(there) * -(-load.BLOCK_BYTES[space] // PAGE_BYTES) * PAGE_BYTES
@@ -68,6 +76,7 @@ def check(home: Path, backend: str, drives: int) -> dict[str, Any]:
         "namespaces": [ns.id for ns in spaces],
         "found": found,
         "wrong": wrong,
+        "unread": unread,
         "faults": store.audit()["faults"],
         "orphan_bytes": orphan_bytes(home, drives, store.stats()["nvme"]["used_bytes"], slots),
         "over_bytes": max(0, load.allocated_bytes(home) - drives * load.DRIVE_BYTES),

@@ -3,8 +3,8 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
-use crate::event_file::EventFile;
 use crate::call::{BlockSource, Call, WriteBuf};
+use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
