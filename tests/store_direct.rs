@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::{BLOCK, GatedDisk, backends, blocks_of, bytes_of, chain, config, namespace, seams};
+use tiered_kv::io_seams::ManualClock;
 use tiered_kv::{
     AlignedBuf, BlockKey, ErrorKind, GetOptions, KvLayout, LookupMode, MissReason, Namespace,
-    NamespaceSpec, OnStall, PutOptions, PutStatus, Region, RegionSlot, Residency, Store,
+    NamespaceSpec, OnStall, PutOptions, PutStatus, Region, RegionSlot, Residency, Seams, Store,
     StoreConfig, Tier,
 };
 
@@ -277,15 +278,31 @@ fn with_wait_a_call_ends_only_when_the_device_no_longer_writes() {
 
 #[test]
 fn with_wait_a_deadline_waits_for_the_device_too() {
-    let (disk, store, ns, keys) = gated();
+    let disk = GatedDisk::new();
+    let clock = Arc::new(ManualClock::new(1 << 60));
+    let open = || {
+        let seams = Seams { clock: clock.clone(), ..seams(disk.clone()) };
+        Store::open_with(&config("/simulated".as_ref(), 4 << 20), &seams).expect("opens")
+    };
+    let store = open();
+    let keys = chain(&namespace(&store), 1, 1);
+    put(&store, &namespace(&store), &keys, blocks_of(&keys));
+    store.close();
+    drop(store);
+    let store = open();
+    let ns = namespace(&store);
     let region = region(&store, 4);
     disk.shut_reads(true);
     disk.reads.store(0, Ordering::SeqCst);
     let slots = region.claim_all(&[3]).expect("free");
-    let soon = on(OnStall::Wait, Duration::from_millis(500));
-    let call = store.get_into(&ns, &keys[..1], slots, &soon).expect("ok");
+    let soon = on(OnStall::Wait, Duration::from_secs(1));
+    let call = store.get_into(&ns, &keys, slots, &soon).expect("ok");
     reads_stalled(&disk, 1);
-    let call = call.wait_for(Duration::from_millis(800)).expect_err("the device has the memory");
+    clock.advance(30_000_000_000);
+    // A step, in which the deadline is seen.
+    store.prefetch(&ns, &[]).expect("open");
+    assert_eq!(region.slots_used(), 1, "the device has the memory");
+    let call = call.wait_for(Duration::from_millis(20)).expect_err("the device has the memory");
     disk.shut_reads(false);
     let report = call.wait();
     assert_eq!(report.items, [Ok(Tier::Nvme)], "what was filled and is sound counts, late or not");

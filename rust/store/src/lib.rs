@@ -22,6 +22,7 @@ mod delete;
 mod direct;
 mod directory;
 mod driver;
+mod event_file;
 mod hold;
 mod index;
 mod inspect;
