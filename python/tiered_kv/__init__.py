@@ -23,8 +23,10 @@ from tiered_kv._core import (
     Lookup,
     Namespace,
     PutReport,
+    Region,
     Request,
     Reservation,
+    Slots,
     __version__,
 )
 from tiered_kv.channel import Channel, Completion
@@ -74,9 +76,11 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "PutReport",
+    "Region",
     "Request",
     "RequestContext",
     "Reservation",
+    "Slots",
     "StoreConfig",
     "StorePermissionError",
     "TieredKvError",

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from tiered_kv._core._channel import Call, Channel, CompletionQueue
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
-from tiered_kv._core._memory import Lease, Leases, Reservation
+from tiered_kv._core._memory import Lease, Leases, Region, Reservation, Slots
 from tiered_kv._core._results import (
     CloseReport,
     DeleteReport,
@@ -40,8 +40,10 @@ __all__ = [
     "Namespace",
     "PutOptions",
     "PutReport",
+    "Region",
     "Request",
     "Reservation",
+    "Slots",
     "Store",
     "__version__",
     "blake3",

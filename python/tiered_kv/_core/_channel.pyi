@@ -1,14 +1,16 @@
 """Calls in progress, and where their results come."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer
 
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
+from tiered_kv._core._memory import Slots
 from tiered_kv._core._store import Store
 
-_Blocks: TypeAlias = Buffer | Sequence[Buffer]
+_Blocks: TypeAlias = Buffer | Sequence[Buffer] | Slots
+_OnStall: TypeAlias = Literal["wait", "bounce"]
 
 @final
 class CompletionQueue:
@@ -48,6 +50,7 @@ class Channel:
         timeout: float | None = None,
         req: Request | None = None,
         hold: Hold | None = None,
+        on_stall: _OnStall = "wait",
     ) -> int: ...
     def submit_put(
         self, ns: Namespace, keys: Buffer, buffers: _Blocks, options: PutOptions

@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 
 from tiered_kv._core._channel import Call, CompletionQueue
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
-from tiered_kv._core._memory import Leases, Reservation
+from tiered_kv._core._memory import Leases, Region, Reservation, Slots
 from tiered_kv._core._results import (
     CloseReport,
     DeleteReport,
@@ -18,7 +18,8 @@ from tiered_kv._core._results import (
 )
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
-_Blocks: TypeAlias = Buffer | Sequence[Buffer]
+_Blocks: TypeAlias = Buffer | Sequence[Buffer] | Slots
+_OnStall: TypeAlias = Literal["wait", "bounce"]
 _Rule: TypeAlias = Literal["all", "last"] | tuple[Literal["window"], int]
 _Seconds: TypeAlias = float | None
 
@@ -37,6 +38,7 @@ class Store:
     def contains(self, ns: Namespace, key: Buffer) -> bool: ...
     def lookup_hybrid(self, ns: Namespace, groups: Sequence[tuple[Buffer, _Rule]]) -> int: ...
     def hold(self, ns: Namespace, keys: Buffer, ttl: float) -> Hold: ...
+    def register(self, memory: Buffer, slot_bytes: int, stride: int | None = None) -> Region: ...
     def prefetch(self, ns: Namespace, keys: Buffer) -> None: ...
     @overload
     def get(
@@ -68,6 +70,7 @@ class Store:
         req: Request | None = None,
         hold: Hold | None = None,
         queue: None = None,
+        on_stall: _OnStall = "wait",
     ) -> IntoReport: ...
     @overload
     def get_into(
@@ -79,6 +82,7 @@ class Store:
         req: Request | None,
         hold: Hold | None,
         queue: CompletionQueue,
+        on_stall: _OnStall = "wait",
     ) -> IntoReport | Call: ...
     @overload
     def put(

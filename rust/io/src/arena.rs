@@ -202,8 +202,8 @@ fn check_config(cfg: &ArenaConfig) -> Result<()> {
 fn no_memory(cfg: &ArenaConfig, err: io::Error) -> Error {
     let (field, want) = (cfg.field, cfg.capacity_bytes);
     let context = format!(
-        "{field} = {want} bytes cannot be had: lower {field}, free memory or raise the limit of the \
-         control group"
+        "{field} = {want} bytes cannot be had: lower {field}, free memory or raise the limit of \
+         the control group"
     );
     Error::new(ErrorKind::NoSpace, OP, context).with_source(err)
 }

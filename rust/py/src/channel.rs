@@ -4,10 +4,11 @@
 //! and `close`, which let the GIL go.
 
 use crate::args::{self, PyPutOptions};
-use crate::buffers::{self, Held};
+use crate::buffers::Held;
 use crate::errors::{invalid, to_py};
 use crate::hold::Hold;
 use crate::namespace::Namespace;
+use crate::region::{self, Target};
 use crate::request::Request;
 use crate::store::{Shared, Store, wanted};
 use parking_lot::{Condvar, Mutex};
@@ -304,7 +305,7 @@ impl Channel {
         Ok(id)
     }
 
-    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None))]
+    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None, on_stall="wait"))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn submit_get_into(
         &self,
@@ -315,6 +316,7 @@ impl Channel {
         timeout: Option<f64>,
         req: Option<&Request>,
         hold: Option<&Hold>,
+        on_stall: &str,
     ) -> PyResult<u64> {
         const OP: &str = "submit_get_into";
         let store = self.open_store(py, OP, ns)?;
@@ -324,17 +326,15 @@ impl Channel {
         let hold = Hold::id_in(py, OP, hold, self.number)?;
         let keys = args::keys(OP, keys)?;
         let timeout = args::timeout(py, OP, timeout)?;
-        let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted(OP, ns, true))?;
-        let options = GetOptions { timeout, hold, in_request: req.is_some() };
+        let on_stall = region::on_stall(py, OP, on_stall)?;
+        let target = Target::new(buffers, keys.len(), &wanted(OP, ns, true))?;
+        let options = GetOptions { timeout, hold, in_request: req.is_some(), on_stall };
         let block_bytes = ns.inner.layout().block_bytes();
         self.submit(py, &store, keys.len(), |id, ends, begun| {
-            let done = move |report: tiered_kv::IntoReport<_>| {
-                let tiered_kv::IntoReport { items, buffers } = report;
-                // The parts go first, so that `held` is the last owner of the exports.
-                drop(buffers);
+            let done = move |items: Vec<_>, held| {
                 ends.end(id, got(&items, block_bytes), begun, Some(held));
             };
-            store.store.get_into_with(&ns.inner, &keys, parts, &options, done)
+            target.fill(&store.store, &ns.inner, &keys, &options, done)
         })
     }
 
@@ -349,8 +349,7 @@ impl Channel {
         const OP: &str = "submit_put";
         let store = self.open_store(py, OP, ns)?;
         let keys = args::keys(OP, keys)?;
-        let source = buffers::read_parts(buffers, keys.len(), &wanted(OP, ns, false))?;
-        let held = source.held();
+        let (source, held) = region::source(buffers, keys.len(), &wanted(OP, ns, false))?;
         let block_bytes = ns.inner.layout().block_bytes();
         self.submit(py, &store, keys.len(), |id, ends, begun| {
             let done = move |report: PutReport| {

@@ -20,6 +20,7 @@ mod info;
 mod leases;
 mod namespace;
 mod probe;
+mod region;
 mod reports;
 mod request;
 mod reserve;
@@ -48,6 +49,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;
     m.add_class::<namespace::Namespace>()?;
+    m.add_class::<region::Region>()?;
+    m.add_class::<region::Slots>()?;
     m.add_class::<reports::CloseReport>()?;
     m.add_class::<reports::DeleteReport>()?;
     m.add_class::<reports::FlushReport>()?;

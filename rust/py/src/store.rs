@@ -1,11 +1,12 @@
 //! The store's calls.
 
 use crate::args::{self, PyPutOptions};
-use crate::buffers::{self, Wanted};
+use crate::buffers::Wanted;
 use crate::completion::{CompletionQueue, Done, Ticket};
 use crate::errors::{OrRaise, invalid, to_py};
 use crate::hold::{self, Hold};
 use crate::namespace::{Namespace, SpecArgs};
+use crate::region::{self, Region, Target};
 use crate::reports::{CloseReport, Lookup, PutReport};
 use crate::request::{ContextArgs, Request};
 use crate::reserve::Reservation;
@@ -190,7 +191,8 @@ impl Store {
         let hold = Hold::id_in(py, "get", hold, self.shared.number)?;
         let keys = args::keys("get", keys)?;
         let timeout = args::timeout(py, "get", timeout)?;
-        let options = GetOptions { timeout, hold, in_request: req.is_some() };
+        let in_request = req.is_some();
+        let options = GetOptions { timeout, hold, in_request, ..GetOptions::default() };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |leases| end.complete(Done::Get(leases));
@@ -200,7 +202,9 @@ impl Store {
         }
     }
 
-    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None, queue=None))]
+    #[pyo3(signature = (
+        ns, keys, buffers, timeout=None, req=None, hold=None, queue=None, on_stall="wait"
+    ))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get_into(
         &self,
@@ -212,24 +216,20 @@ impl Store {
         req: Option<&Request>,
         hold: Option<&Hold>,
         queue: Option<&CompletionQueue>,
+        on_stall: &str,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
         self.check_request(py, "get_into", req)?;
         let hold = Hold::id_in(py, "get_into", hold, self.shared.number)?;
         let keys = args::keys("get_into", keys)?;
         let timeout = args::timeout(py, "get_into", timeout)?;
-        let wanted = wanted("get_into", ns, true);
-        let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted)?;
-        let options = GetOptions { timeout, hold, in_request: req.is_some() };
+        let on_stall = region::on_stall(py, "get_into", on_stall)?;
+        let target = Target::new(buffers, keys.len(), &wanted("get_into", ns, true))?;
+        let options = GetOptions { timeout, hold, in_request: req.is_some(), on_stall };
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
-        let done = move |report: tiered_kv::IntoReport<_>| {
-            let tiered_kv::IntoReport { items, buffers } = report;
-            // The parts go first, so that `held` is the last owner of the exports.
-            drop(buffers);
-            end.complete(Done::Into(items, held));
-        };
-        match self.shared.store.get_into_with(&ns.inner, &keys, parts, &options, done) {
+        let done = move |items, held| end.complete(Done::Into(items, held));
+        match target.fill(&self.shared.store, &ns.inner, &keys, &options, done) {
             Ok(op) => ticket.settle(py, &self.shared, Some(op)),
             Err(error) => Err(refused(py, &ticket, &error)),
         }
@@ -247,8 +247,7 @@ impl Store {
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "put", ns)?;
         let keys = args::keys("put", keys)?;
-        let source = buffers::read_parts(buffers, keys.len(), &wanted("put", ns, false))?;
-        let held = source.held();
+        let (source, held) = region::source(buffers, keys.len(), &wanted("put", ns, false))?;
         let ticket = Ticket::new(queue);
         let end = ticket.clone();
         let done = move |report| end.complete(Done::Put(report, held));
@@ -256,6 +255,19 @@ impl Store {
             Ok(op) => ticket.settle(py, &self.shared, Some(op)),
             Err(error) => Err(refused(py, &ticket, &error)),
         }
+    }
+
+    /// Registers memory of the caller's, cut into slots.
+    #[pyo3(signature = (memory, slot_bytes, stride=None))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        slot_bytes: usize,
+        stride: Option<usize>,
+    ) -> PyResult<Region> {
+        self.check_open(py, "register")?;
+        Region::register(py, &self.shared, memory, slot_bytes, stride)
     }
 
     #[pyo3(signature = (timeout=None, queue=None))]
@@ -374,7 +386,7 @@ impl Store {
 }
 
 pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
-    Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable }
+    Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable, store: ns.store }
 }
 
 fn refused(py: Python<'_>, ticket: &Ticket, error: &Error) -> PyErr {

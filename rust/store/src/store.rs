@@ -463,7 +463,7 @@ impl Store {
             return Ok(());
         }
         let remedy = format!(
-            "`dram_capacity` is 0 and {what} live in T1: use get_into and put, or give it a capacity"
+            "`dram_capacity` is 0 and {what} live in T1: use get_into and put, or give it bytes"
         );
         Err(Error::new(ErrorKind::Unsupported, op, remedy))
     }
