@@ -71,6 +71,11 @@ pub(super) fn version_of(layout: &KvLayout, key: &BlockKey, bytes: &[u8]) -> u64
     version
 }
 
+/// Whether the world of this seed has no T1.
+pub(super) fn is_staging(seed: u64) -> bool {
+    seed % 3 == 2
+}
+
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let layouts = [
@@ -78,7 +83,7 @@ impl World {
             KvLayout::grid(16, 2, 1, vec![3000, 9000]).expect("valid"),
         ];
         let disks = vec![MemDisk::new(), MemDisk::new()];
-        let staging = seed % 3 == 2;
+        let staging = is_staging(seed);
         let (machine, index) = boot(&disks, &layouts, staging);
         // Slots on page addresses, and on none.
         let strides = [if seed % 2 == 0 { 8192 } else { 5000 }, 12_000];
