@@ -106,7 +106,7 @@ fn tails_that_fill_no_page_and_slots_off_the_page_grid_are_read_through_a_buffer
         config.io_backend = backend;
         for (number, layout) in layouts.iter().enumerate() {
             let len = layout.block_bytes() as usize;
-            let spec = NamespaceSpec::new("m", &format!("w{number}"), "float32", layout.clone());
+            let spec = NamespaceSpec::new("m", format!("w{number}"), "float32", layout.clone());
             let block = |key: &BlockKey| -> Vec<u8> {
                 (0..len).map(|i| key.0[i % 32] ^ (i / 7) as u8).collect()
             };

@@ -22,6 +22,7 @@ use crate::arena::Arena;
 use crate::clock::Threads;
 use crate::disk::Disk;
 use crate::engine::{IoDone, IoEngine, IoOp, IoRequest, OnDone, Registration, Shared};
+use crate::fork::Origin;
 use crate::pool::{Job, Workers};
 use crate::region::Region;
 use inbox::Inbox;
@@ -214,8 +215,12 @@ impl IoEngine for UringEngine {
         let registered = self.inbox.register(region);
         if registered == Registration::Done {
             let (inbox, number) = (Arc::downgrade(&self.inbox), region.number());
+            let origin = Origin::here();
             region.on_gone(Box::new(move || {
-                if let Some(inbox) = inbox.upgrade() {
+                // In a forked child nobody serves the inbox, and its lock may be held for ever.
+                if !origin.is_forked()
+                    && let Some(inbox) = inbox.upgrade()
+                {
                     inbox.forget_region(number);
                 }
             }));

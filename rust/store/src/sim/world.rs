@@ -86,7 +86,7 @@ impl World {
         let staging = is_staging(seed);
         let (machine, index) = boot(&disks, &layouts, staging);
         // Slots on page addresses, and on none.
-        let strides = [if seed % 2 == 0 { 8192 } else { 5000 }, 12_000];
+        let strides = [if seed.is_multiple_of(2) { 8192 } else { 5000 }, 12_000];
         let regions = [0, 1].map(|ns: usize| region(&layouts[ns], strides[ns]));
         let idle = [0, 1].map(|ns: usize| fresh_slots(&regions[ns]));
         Self {
@@ -211,14 +211,14 @@ impl World {
         let (ns, chain) = self.chain();
         let keys: Vec<BlockKey> = chain.into_iter().map(|(key, _, _)| key).collect();
         let slots = &mut self.idle[ns as usize];
-        let in_slots = keys.len() <= slots.len() && self.rng.next_u64() % 3 != 0;
-        let mut target = if self.rng.next_u64() % 2 == 0 || self.staging {
+        let in_slots = keys.len() <= slots.len() && !self.rng.next_u64().is_multiple_of(3);
+        let mut target = if self.rng.next_u64().is_multiple_of(2) || self.staging {
             GetTarget::Buffers
         } else {
             GetTarget::Leases
         };
         let buffers: Vec<Buffer> = if in_slots && target == GetTarget::Buffers {
-            if self.rng.next_u64() % 3 != 0 {
+            if !self.rng.next_u64().is_multiple_of(3) {
                 target = GetTarget::Slots;
             }
             keys.iter().map(|_| Buffer::Slot(slots.pop().expect("counted"))).collect()
