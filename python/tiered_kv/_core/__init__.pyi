@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from tiered_kv._core._channel import Call, Channel, CompletionQueue
+from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Lease, Leases, Reservation
 from tiered_kv._core._results import (
@@ -26,10 +26,8 @@ from tiered_kv._core._store import Store
 __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
-    "Call",
     "Channel",
     "CloseReport",
-    "CompletionQueue",
     "DeleteReport",
     "FlushReport",
     "Hold",

@@ -1,10 +1,11 @@
 //! Leases: read-only views of resident blocks, through the buffer protocol and DLPack.
 
+use crate::args;
 use crate::dlpack;
 use crate::errors::invalid;
 use crate::reports::reasons;
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView};
@@ -49,13 +50,8 @@ impl Leases {
         Self { items: Mutex::new(items), outcomes, hits }
     }
 
-    fn share(&self, index: isize) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
-        let len = self.outcomes.len();
-        let at = if index < 0 { index.checked_add_unsigned(len) } else { Some(index) };
-        let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
-        let Some(at) = at else {
-            return Err(PyIndexError::new_err(format!("block {index} of a batch of {len}")));
-        };
+    fn share(&self, index: &Bound<'_, PyAny>) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
+        let at = args::place(index, self.outcomes.len(), "block")?;
         let mut items = self.items.lock();
         let Some(item) = items.get_mut(at) else {
             // Released, or never found; the first has an outcome.
@@ -88,7 +84,7 @@ impl Leases {
     /// A read-only view of block `index`, or `None` for a miss.
     fn __getitem__<'py>(
         slf: &Bound<'py, Self>,
-        index: isize,
+        index: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         let lease = slf.get().share(index)?;
         if let Some(lease) = &lease
@@ -107,20 +103,24 @@ impl Leases {
     fn slab<'py>(
         &self,
         py: Python<'py>,
-        index: isize,
-        slab: usize,
+        index: &Bound<'py, PyAny>,
+        slab: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
-        check_slab(&lease, slab)?;
+        let slab = args::place(slab, lease.slabs(), "slab")?;
         view(py, lease, slab).map(Some)
     }
 
     /// The lease of one slab as an object with the buffer protocol and DLPack, or `None` for a
     /// miss.
-    #[pyo3(signature = (index, slab=0))]
-    fn dlpack(&self, index: isize, slab: usize) -> PyResult<Option<Lease>> {
+    #[pyo3(signature = (index, slab=None))]
+    fn dlpack(
+        &self,
+        index: &Bound<'_, PyAny>,
+        slab: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Lease>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
-        check_slab(&lease, slab)?;
+        let slab = slab.map_or(Ok(0), |slab| args::place(slab, lease.slabs(), "slab"))?;
         Ok(Some(Lease { lease, slab }))
     }
 
@@ -166,14 +166,6 @@ impl Leases {
     fn __repr__(&self) -> String {
         format!("<Leases: {} leading hits of {} keys>", self.hits, self.outcomes.len())
     }
-}
-
-fn check_slab(lease: &tiered_kv::Lease, slab: usize) -> PyResult<()> {
-    let slabs = lease.slabs();
-    if slab >= slabs {
-        return Err(PyIndexError::new_err(format!("slab {slab} of a block of {slabs}")));
-    }
-    Ok(())
 }
 
 fn view<'py>(

@@ -20,6 +20,7 @@ mod info;
 mod leases;
 mod namespace;
 mod probe;
+mod queue;
 mod reports;
 mod request;
 mod reserve;
@@ -42,8 +43,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
     m.add_class::<args::PyPutOptions>()?;
     m.add_class::<channel::Channel>()?;
-    m.add_class::<completion::Call>()?;
-    m.add_class::<completion::CompletionQueue>()?;
     m.add_class::<hold::Hold>()?;
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;

@@ -138,15 +138,11 @@ impl Store {
         options: &GetOptions,
         done: impl FnOnce(Leases) + Send + 'static,
     ) -> Result<Option<OpId>> {
-        self.check_open("get")?;
-        FastCounters::add(&self.core.fast.requested, keys.len() as u64);
-        if let Some(leases) = self.get_resident(ns, keys, options) {
-            if let Some(hold) = options.hold {
-                self.core.drive([Event::Release { hold }]);
-            }
+        if let Some(leases) = self.get_now(ns, keys, options)? {
             done(leases);
             return Ok(None);
         }
+        FastCounters::add(&self.core.fast.requested, keys.len() as u64);
         let budget = self.core.budget.clone();
         let core = Arc::downgrade(&self.core);
         let reply: Reply = Box::new(move |outcome, _| {
@@ -166,6 +162,28 @@ impl Store {
         });
         let call = Call::plain(reply);
         Ok(Some(self.begin_get(ns, keys, options, call, false)))
+    }
+
+    /// The whole answer of a [`Store::get`] for which nothing has to be waited; `None`, and nothing
+    /// is counted, where something has.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn get_now(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Result<Option<Leases>> {
+        self.check_open("get")?;
+        let found = self.get_resident(ns, keys, options);
+        if found.is_some() {
+            FastCounters::add(&self.core.fast.requested, keys.len() as u64);
+            if let Some(hold) = options.hold {
+                self.core.drive([Event::Release { hold }]);
+            }
+        }
+        Ok(found)
     }
 
     fn begin_get(
