@@ -21,7 +21,7 @@ from tiered_kv._core._results import (
     Lookup,
     PutReport,
 )
-from tiered_kv._core._store import Store
+from tiered_kv._core._store import StallGate, Store
 
 __all__ = [
     "FORMAT_VERSION",
@@ -40,6 +40,7 @@ __all__ = [
     "PutReport",
     "Request",
     "Reservation",
+    "StallGate",
     "Store",
     "__version__",
     "blake3",

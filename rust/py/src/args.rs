@@ -14,6 +14,11 @@ use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, PutOptions};
 /// Most elements that memory is taken for before they have been seen.
 const MAX_HINT: usize = 64 << 10;
 
+/// What a subscript names, and of what it is one.
+pub(crate) type Part = (&'static str, &'static str);
+pub(crate) const BLOCK: Part = ("block", "batch");
+pub(crate) const SLAB: Part = ("slab", "block");
+
 /// Packed keys, n x 32 bytes.
 pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
     keys_of(op, "keys", value)
@@ -119,7 +124,11 @@ pub(crate) fn within(
 
 /// The place that a subscript names, negative ones from the end; like a list's, it is an
 /// `IndexError` where there is none.
-pub(crate) fn place(index: &Bound<'_, PyAny>, len: usize, what: &str) -> PyResult<usize> {
+pub(crate) fn place(
+    index: &Bound<'_, PyAny>,
+    len: usize,
+    (part, whole): Part,
+) -> PyResult<usize> {
     let at = match index.extract::<isize>() {
         Ok(at) if at < 0 => at.checked_add_unsigned(len),
         Ok(at) => Some(at),
@@ -127,7 +136,7 @@ pub(crate) fn place(index: &Bound<'_, PyAny>, len: usize, what: &str) -> PyResul
         Err(error) => return Err(error),
     };
     let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
-    at.ok_or_else(|| PyIndexError::new_err(format!("{what} {} of {len}", shown(index))))
+    at.ok_or_else(|| PyIndexError::new_err(format!("{part} {} of a {whole} of {len}", shown(index))))
 }
 
 fn depth(value: &Bound<'_, PyAny>) -> PyResult<u32> {

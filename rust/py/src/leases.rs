@@ -51,7 +51,7 @@ impl Leases {
     }
 
     fn share(&self, index: &Bound<'_, PyAny>) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
-        let at = args::place(index, self.outcomes.len(), "block")?;
+        let at = args::place(index, self.outcomes.len(), args::BLOCK)?;
         let mut items = self.items.lock();
         let Some(item) = items.get_mut(at) else {
             // Released, or never found; the first has an outcome.
@@ -107,7 +107,7 @@ impl Leases {
         slab: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
-        let slab = args::place(slab, lease.slabs(), "slab")?;
+        let slab = args::place(slab, lease.slabs(), args::SLAB)?;
         view(py, lease, slab).map(Some)
     }
 
@@ -120,7 +120,7 @@ impl Leases {
         slab: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Lease>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
-        let slab = slab.map_or(Ok(0), |slab| args::place(slab, lease.slabs(), "slab"))?;
+        let slab = slab.map_or(Ok(0), |slab| args::place(slab, lease.slabs(), args::SLAB))?;
         Ok(Some(Lease { lease, slab }))
     }
 

@@ -24,6 +24,8 @@ mod queue;
 mod reports;
 mod request;
 mod reserve;
+#[cfg(debug_assertions)]
+mod stall;
 mod store;
 
 use pyo3::prelude::*;
@@ -55,5 +57,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<reports::PutReport>()?;
     m.add_class::<request::Request>()?;
     m.add_class::<reserve::Reservation>()?;
+    #[cfg(debug_assertions)]
+    m.add_class::<stall::StallGate>()?;
     m.add_class::<store::Store>()
 }

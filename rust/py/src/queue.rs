@@ -11,8 +11,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
+use tiered_kv::io_seams::Origin;
 use tiered_kv::{Error, ErrorKind, OpId, Result};
 
 /// A call that has ended and waits to be drained, with the buffers that are released then.
@@ -83,7 +84,7 @@ pub(crate) struct Queue {
     /// A result that is there when the submission returns goes to the submitter, not into the queue.
     inline: bool,
     /// The process that may use it: in a forked child another thread may hold the lock for ever.
-    process: u32,
+    origin: Origin,
     /// Guards the calls in progress and the completions.
     entries: Mutex<Entries>,
     /// Told when no call is in progress any more.
@@ -101,14 +102,13 @@ impl Queue {
             closed: false,
             abandoned: false,
         };
-        let process = std::process::id();
         let (entries, idle) = (Mutex::new(entries), Condvar::new());
-        Ok(Self { wake, capacity, inline, process, entries, idle })
+        Ok(Self { wake, capacity, inline, origin: Origin::here(), entries, idle })
     }
 
     /// Whether this process is a forked child of the queue's.
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        self.origin.is_forked()
     }
 
     /// The descriptor that is readable while there are results.
@@ -199,7 +199,7 @@ impl Queue {
             return Some(done);
         }
         call.submitted = true;
-        call.at = op.map(|op| (std::sync::Arc::downgrade(store), op));
+        call.at = op.map(|op| (Arc::downgrade(store), op));
         // Closed meanwhile, when the call could not be named yet.
         let cancel = if closed { call.cancel() } else { None };
         drop(entries);

@@ -75,7 +75,7 @@ impl Reservation {
         index: &Bound<'py, PyAny>,
         slab: usize,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
-        let index = args::place(index, self.state.statuses.len(), "block")?;
+        let index = args::place(index, self.state.statuses.len(), args::BLOCK)?;
         if self.state.statuses[index].is_some() {
             return Ok(None);
         }
@@ -112,7 +112,7 @@ impl Reservation {
         index: &Bound<'py, PyAny>,
         slab: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
-        self.view(py, index, args::place(slab, self.state.slabs, "slab")?)
+        self.view(py, index, args::place(slab, self.state.slabs, args::SLAB)?)
     }
 
     /// Why each block has no slots: "exists" or "throttled"; `None` where it has.

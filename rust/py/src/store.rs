@@ -16,7 +16,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Delete, GetOptions, LookupMode};
+use tiered_kv::{Delete, GetOptions, LookupMode, Seams};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -48,6 +48,18 @@ pub(crate) struct Store {
 }
 
 impl Store {
+    /// Opens a store on seams; waits without the GIL.
+    pub(crate) fn open_with(
+        py: Python<'_>,
+        fields: &Bound<'_, PyDict>,
+        seams: &Seams,
+    ) -> PyResult<Self> {
+        let config = config::read(fields, Default::default())?;
+        let store = py.detach(|| tiered_kv::Store::open_with(&config, seams)).or_raise(py)?;
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
+    }
+
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         self.shared.store.check_open(op).or_raise(py)
     }
@@ -113,10 +125,7 @@ impl Store {
     /// Opens a store from the fields of a configuration; waits without the GIL.
     #[staticmethod]
     fn open(py: Python<'_>, fields: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let config = config::read(fields, Default::default())?;
-        let store = py.detach(|| tiered_kv::Store::open(&config)).or_raise(py)?;
-        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
+        Self::open_with(py, fields, &Seams::default())
     }
 
     fn namespace(&self, py: Python<'_>, spec: SpecArgs) -> PyResult<Namespace> {
