@@ -11,6 +11,7 @@ use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
 use crate::open::{OpenTimes, Opened};
 use crate::request::{Request, RequestContext};
+use crate::resident::{Lease, Resident};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
 use std::sync::Arc;
@@ -208,36 +209,40 @@ impl Store {
         options: &GetOptions,
     ) -> Option<Leases> {
         let fast = &self.core.fast;
-        let mut leases =
-            Leases { items: Vec::with_capacity(keys.len()), sources: vec![Tier::Dram; keys.len()] };
-        let (mut hits, mut bytes, mut absent, mut capped) = (0, 0, 0, 0);
+        let mut items = Vec::with_capacity(keys.len());
+        let (mut hits, mut bytes) = (0, 0);
         for key in keys {
-            leases.items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
+            items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
                 Ok(resident) => {
-                    let size = resident.bytes();
-                    match self.core.budget.lease(resident) {
-                        Some(lease) => {
-                            hits += 1;
-                            bytes += size;
-                            Ok(lease)
-                        }
-                        None => {
-                            capped += 1;
-                            Err(MissReason::LeaseCap)
-                        }
-                    }
+                    hits += 1;
+                    bytes += resident.bytes();
+                    Ok(resident)
                 }
                 Err(state) if state.is_hit() => return None,
-                Err(_) => {
-                    absent += 1;
-                    Err(MissReason::Absent)
-                }
+                Err(_) => Err(MissReason::Absent),
             });
+        }
+        FastCounters::add(&fast.absent, keys.len() as u64 - hits);
+        // The books are kept once for the whole batch, as long as it is below the cap.
+        let budget = &self.core.budget;
+        let whole = budget.take(bytes);
+        let lease = |resident: Arc<Resident>| {
+            if whole {
+                return Ok(Lease::counted(resident));
+            }
+            budget.lease(resident).ok_or(MissReason::LeaseCap)
+        };
+        let items: Vec<_> = items.into_iter().map(|item| item.and_then(lease)).collect();
+        if !whole {
+            let leased = items.iter().filter_map(|item| item.as_ref().ok());
+            let (found, pinned) = (hits, bytes);
+            (hits, bytes) = leased.fold((0, 0), |(n, bytes), one| (n + 1, bytes + one.bytes()));
+            debug_assert!(bytes <= pinned);
+            FastCounters::add(&fast.lease_cap, found - hits);
         }
         FastCounters::add(&fast.dram_hits, hits);
         FastCounters::add(&fast.dram_hit_bytes, bytes);
-        FastCounters::add(&fast.absent, absent);
-        FastCounters::add(&fast.lease_cap, capped);
+        let leases = Leases { items, sources: vec![Tier::Dram; keys.len()] };
         if hits > 0 && !options.in_request {
             self.core.count_access(ns.number, keys.iter().rev().copied().collect());
         }
