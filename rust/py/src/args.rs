@@ -124,11 +124,7 @@ pub(crate) fn within(
 
 /// The place that a subscript names, negative ones from the end; like a list's, it is an
 /// `IndexError` where there is none.
-pub(crate) fn place(
-    index: &Bound<'_, PyAny>,
-    len: usize,
-    (part, whole): Part,
-) -> PyResult<usize> {
+pub(crate) fn place(index: &Bound<'_, PyAny>, len: usize, (part, whole): Part) -> PyResult<usize> {
     let at = match index.extract::<isize>() {
         Ok(at) if at < 0 => at.checked_add_unsigned(len),
         Ok(at) => Some(at),
@@ -136,7 +132,9 @@ pub(crate) fn place(
         Err(error) => return Err(error),
     };
     let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
-    at.ok_or_else(|| PyIndexError::new_err(format!("{part} {} of a {whole} of {len}", shown(index))))
+    at.ok_or_else(|| {
+        PyIndexError::new_err(format!("{part} {} of a {whole} of {len}", shown(index)))
+    })
 }
 
 fn depth(value: &Bound<'_, PyAny>) -> PyResult<u32> {
