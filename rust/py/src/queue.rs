@@ -81,7 +81,7 @@ pub(crate) enum Begun {
 pub(crate) struct Queue {
     wake: OwnedFd,
     capacity: usize,
-    /// A result that is there when the submission returns goes to the submitter, not into the queue.
+    /// A result that is there when the submission returns is the submitter's, not the queue's.
     inline: bool,
     /// The process that may use it: in a forked child another thread may hold the lock for ever.
     origin: Origin,
