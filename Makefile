@@ -94,7 +94,7 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 
 bench: $(CORE) ## Run the benchmarks (criterion, pytest-benchmark); never part of the tests.
 	cargo bench --locked $(CARGO_ARGS)
-	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \

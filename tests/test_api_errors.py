@@ -252,7 +252,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"computed": "magic"}, "`computed` is .magic."),
     ({"block_type": "magic"}, "`block_type` is .magic."),
     ({"timeout": -1}, "`timeout` is -1"),
-    ({"timeout": float("nan")}, "`timeout` is NaN"),
+    ({"timeout": float("nan")}, "`timeout` is nan"),
 ]
 
 

@@ -79,6 +79,7 @@ class BlockingStore(StoreBase):
         block_type: str | None = None,
         wait: float | None = None,
         timeout: float | None = None,
+        req: _core.Request | None = None,
     ) -> _core.PutReport:
         """Stores blocks; see `tiered_kv.TieredStore.put`."""
         options = _core.PutOptions(
@@ -91,6 +92,7 @@ class BlockingStore(StoreBase):
             block_type=block_type,
             wait=wait,
             timeout=timeout,
+            req=req,
         )
         return self._core.put(ns, keys, buffers, options)
 

@@ -102,13 +102,13 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get(ns, keys, timeout, req, hold, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.get(ns, keys, timeout, req, hold, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.Leases)
+        call = waiting.call(done, _core.Leases)
         # Only the loop may keep the completions alive, or closing it would not drop them.
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def get_into(
         self,
@@ -148,13 +148,13 @@ class TieredStore(StoreBase):
         """
         waiting = completions()
         done = self._core.get_into(
-            ns, keys, buffers, timeout, req, hold, waiting.queue, on_stall=on_stall
+            ns, keys, buffers, timeout, req, hold, waiting.channel, on_stall=on_stall
         )
-        if not isinstance(done, _core.Call):
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.IntoReport)
+        call = waiting.call(done, _core.IntoReport)
         del waiting
-        return await settled(done, future)
+        return await settled(call)
 
     async def put(
         self,
@@ -171,6 +171,7 @@ class TieredStore(StoreBase):
         block_type: str | None = None,
         wait: float | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+        req: _core.Request | None = None,
     ) -> _core.PutReport:
         """Stores blocks; they become visible together. A key that is stored already is left as is.
 
@@ -191,6 +192,7 @@ class TieredStore(StoreBase):
             block_type: What the blocks hold: system, tool, user, reasoning.
             wait: Seconds, within `timeout`, that throttled blocks wait for room; none by default.
             timeout: Seconds that the call may take; the configuration's by default.
+            req: The request that the blocks belong to; its `block_type` holds where none is given.
 
         Returns:
             What became of each block: stored, exists, throttled (try later), ended. With
@@ -212,14 +214,15 @@ class TieredStore(StoreBase):
             block_type=block_type,
             wait=wait,
             timeout=timeout,
+            req=req,
         )
         waiting = completions()
-        done = self._core.put(ns, keys, buffers, options, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.put(ns, keys, buffers, options, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.PutReport)
+        call = waiting.call(done, _core.PutReport)
         del waiting
-        return await settled(done, future)
+        return await settled(call)
 
     async def publish(self, reservation: _core.Reservation) -> _core.PutReport:
         """Makes a reservation's blocks visible.
@@ -253,12 +256,12 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.flush(timeout, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.flush(timeout, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.FlushReport)
+        call = waiting.call(done, _core.FlushReport)
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def delete(
         self,
@@ -284,12 +287,12 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.delete(ns, keys, timeout, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.delete(ns, keys, timeout, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.DeleteReport)
+        call = waiting.call(done, _core.DeleteReport)
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def delete_namespace(
         self,
@@ -359,12 +362,12 @@ class TieredStore(StoreBase):
         self, ns: _core.Namespace, seconds: float | None, limit: float | None
     ) -> _core.DeleteReport:
         waiting = completions()
-        done = self._core.delete_all(ns, seconds, limit, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.delete_all(ns, seconds, limit, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.DeleteReport)
+        call = waiting.call(done, _core.DeleteReport)
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def close(self) -> _core.CloseReport:
         """Closes the store: ends calls in progress and makes durable what it can in time.

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from tiered_kv._core._channel import Call, Channel, CompletionQueue
+from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Lease, Leases, Region, Reservation, Slots
 from tiered_kv._core._results import (
@@ -21,15 +21,13 @@ from tiered_kv._core._results import (
     Lookup,
     PutReport,
 )
-from tiered_kv._core._store import Store
+from tiered_kv._core._store import StallGate, Store
 
 __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
-    "Call",
     "Channel",
     "CloseReport",
-    "CompletionQueue",
     "DeleteReport",
     "FlushReport",
     "Hold",
@@ -44,6 +42,7 @@ __all__ = [
     "Request",
     "Reservation",
     "Slots",
+    "StallGate",
     "Store",
     "__version__",
     "blake3",

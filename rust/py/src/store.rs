@@ -2,8 +2,9 @@
 
 use crate::args::{self, PyPutOptions};
 use crate::buffers::Wanted;
-use crate::completion::{CompletionQueue, Done, Ticket};
-use crate::errors::{OrRaise, invalid, to_py};
+use crate::channel::{Channel, submit};
+use crate::completion::{About, Done};
+use crate::errors::{OrRaise, invalid};
 use crate::hold::{self, Hold};
 use crate::namespace::{Namespace, SpecArgs};
 use crate::region::{self, Region, Target};
@@ -16,7 +17,7 @@ use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Delete, Error, GetOptions, LookupMode};
+use tiered_kv::{Delete, GetOptions, LookupMode, Seams};
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -41,13 +42,25 @@ impl Drop for Shared {
     }
 }
 
-/// An open store. Its calls take a completion queue, or wait without the GIL where there is none.
+/// An open store. Its calls take a channel for their results, or wait without the GIL.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Store {
     pub(crate) shared: StoreRef,
 }
 
 impl Store {
+    /// Opens a store on seams; waits without the GIL.
+    pub(crate) fn open_with(
+        py: Python<'_>,
+        fields: &Bound<'_, PyDict>,
+        seams: &Seams,
+    ) -> PyResult<Self> {
+        let config = config::read(fields, Default::default())?;
+        let store = py.detach(|| tiered_kv::Store::open_with(&config, seams)).or_raise(py)?;
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
+    }
+
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         self.shared.store.check_open(op).or_raise(py)
     }
@@ -70,17 +83,29 @@ impl Store {
         py: Python<'_>,
         ns: &Namespace,
         what: &Delete,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
-        let timeout = args::timeout(py, "delete", timeout)?;
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report| end.complete(Done::Delete(report));
-        match self.shared.store.delete_with(&ns.inner, what, timeout, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        let timeout = args::timeout("delete", timeout)?;
+        let keys = if let Delete::Keys(keys) = what { keys.len() } else { 0 };
+        submit(py, &self.shared, channel, About::keys(keys), |sink| {
+            let done = |report| sink.complete(Done::Delete(report));
+            self.shared.store.delete_with(&ns.inner, what, timeout, done).map(Some)
+        })
+    }
+
+    fn get_options(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        timeout: Option<&Bound<'_, PyAny>>,
+        req: Option<&Request>,
+        hold: Option<&Hold>,
+    ) -> PyResult<GetOptions> {
+        self.check_request(py, op, req)?;
+        let hold = Hold::id_in(py, op, hold, self.shared.number)?;
+        let (timeout, in_request) = (args::timeout(op, timeout)?, req.is_some());
+        Ok(GetOptions { timeout, hold, in_request, ..GetOptions::default() })
     }
 
     fn check_request(
@@ -102,10 +127,7 @@ impl Store {
     /// Opens a store from the fields of a configuration; waits without the GIL.
     #[staticmethod]
     fn open(py: Python<'_>, fields: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let config = config::read(fields, Default::default())?;
-        let store = py.detach(|| tiered_kv::Store::open(&config)).or_raise(py)?;
-        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
+        Self::open_with(py, fields, &Seams::default())
     }
 
     fn namespace(&self, py: Python<'_>, spec: SpecArgs) -> PyResult<Namespace> {
@@ -139,17 +161,40 @@ impl Store {
         Ok(key.is_some_and(|key| self.shared.store.contains(&ns.inner, &key)))
     }
 
+    /// Which keys are in any tier; an index in memory answers at once.
+    fn exists(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        channel: &Channel,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "exists", ns)?;
+        let keys = args::keys("exists", keys)?;
+        submit(py, &self.shared, Some(channel), About::keys(keys.len()), |sink| {
+            let there = |key| self.shared.store.contains(&ns.inner, key);
+            sink.complete(Done::Exists(keys.iter().map(there).collect()));
+            Ok(None)
+        })
+    }
+
+    /// Opens a channel for calls of this store.
+    fn channel(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<Channel> {
+        self.check_open(py, "channel")?;
+        Channel::open(capacity)
+    }
+
     /// Holds blocks on whatever tier they are, for at most `ttl` seconds.
     fn hold(
         &self,
         py: Python<'_>,
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
-        ttl: f64,
+        ttl: &Bound<'_, PyAny>,
     ) -> PyResult<Hold> {
         self.check_ns(py, "hold", ns)?;
         let keys = args::keys("hold", keys)?;
-        let ttl = args::duration(py, "hold", "ttl", ttl)?;
+        let ttl = args::duration("hold", "ttl", ttl)?;
         let inner = self.shared.store.hold(&ns.inner, &keys, ttl).or_raise(py)?;
         Ok(Hold::new(inner, self.shared.number))
     }
@@ -174,36 +219,32 @@ impl Store {
         self.shared.store.lookup_hybrid(&ns.inner, &groups).or_raise(py)
     }
 
-    #[pyo3(signature = (ns, keys, timeout=None, req=None, hold=None, queue=None))]
+    #[pyo3(signature = (ns, keys, timeout=None, req=None, hold=None, channel=None))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get(
         &self,
         py: Python<'_>,
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
+        timeout: Option<&Bound<'_, PyAny>>,
         req: Option<&Request>,
         hold: Option<&Hold>,
-        queue: Option<&CompletionQueue>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get", ns)?;
-        self.check_request(py, "get", req)?;
-        let hold = Hold::id_in(py, "get", hold, self.shared.number)?;
+        let options = self.get_options(py, "get", timeout, req, hold)?;
         let keys = args::keys("get", keys)?;
-        let timeout = args::timeout(py, "get", timeout)?;
-        let in_request = req.is_some();
-        let options = GetOptions { timeout, hold, in_request, ..GetOptions::default() };
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |leases| end.complete(Done::Get(leases));
-        match self.shared.store.get_with(&ns.inner, &keys, &options, done) {
-            Ok(op) => ticket.settle(py, &self.shared, op),
-            Err(error) => Err(refused(py, &ticket, &error)),
+        if let Some(leases) = self.shared.store.get_now(&ns.inner, &keys, &options).or_raise(py)? {
+            return Done::Get(leases).into_py(py);
         }
+        submit(py, &self.shared, channel, About::keys(keys.len()), |sink| {
+            let done = |leases| sink.complete(Done::Get(leases));
+            self.shared.store.get_with(&ns.inner, &keys, &options, done)
+        })
     }
 
     #[pyo3(signature = (
-        ns, keys, buffers, timeout=None, req=None, hold=None, queue=None, on_stall="wait"
+        ns, keys, buffers, timeout=None, req=None, hold=None, channel=None, on_stall="wait"
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get_into(
@@ -212,30 +253,25 @@ impl Store {
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
+        timeout: Option<&Bound<'_, PyAny>>,
         req: Option<&Request>,
         hold: Option<&Hold>,
-        queue: Option<&CompletionQueue>,
+        channel: Option<&Channel>,
         on_stall: &str,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
-        self.check_request(py, "get_into", req)?;
-        let hold = Hold::id_in(py, "get_into", hold, self.shared.number)?;
+        let options = self.get_options(py, "get_into", timeout, req, hold)?;
         let keys = args::keys("get_into", keys)?;
-        let timeout = args::timeout(py, "get_into", timeout)?;
         let on_stall = region::on_stall(py, "get_into", on_stall)?;
+        let options = GetOptions { on_stall, ..options };
         let target = Target::new(buffers, keys.len(), &wanted("get_into", ns, true))?;
-        let options = GetOptions { timeout, hold, in_request: req.is_some(), on_stall };
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |items, held| end.complete(Done::Into(items, held));
-        match target.fill(&self.shared.store, &ns.inner, &keys, &options, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
+            let done = |items, held| sink.complete(Done::Into(items, held));
+            target.fill(&self.shared.store, &ns.inner, &keys, &options, done).map(Some)
+        })
     }
 
-    #[pyo3(signature = (ns, keys, buffers, options, queue=None))]
+    #[pyo3(signature = (ns, keys, buffers, options, channel=None))]
     fn put(
         &self,
         py: Python<'_>,
@@ -243,18 +279,16 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         options: &PyPutOptions,
-        queue: Option<&CompletionQueue>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "put", ns)?;
+        let options = options.of(py, "put", self.shared.number)?;
         let keys = args::keys("put", keys)?;
         let (source, held) = region::source(buffers, keys.len(), &wanted("put", ns, false))?;
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report| end.complete(Done::Put(report, held));
-        match self.shared.store.put_with(&ns.inner, &keys, source, &options.inner, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
+            let done = |report| sink.complete(Done::Put(report, held));
+            self.shared.store.put_with(&ns.inner, &keys, source, options, done).map(Some)
+        })
     }
 
     /// Registers memory of the caller's, cut into slots.
@@ -270,53 +304,50 @@ impl Store {
         Region::register(py, &self.shared, memory, slot_bytes, stride)
     }
 
-    #[pyo3(signature = (timeout=None, queue=None))]
+    #[pyo3(signature = (timeout=None, channel=None))]
     fn flush(
         &self,
         py: Python<'_>,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
-        let timeout = args::timeout(py, "flush", timeout)?;
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report| end.complete(Done::Flush(report));
-        match self.shared.store.flush_with(timeout, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        let timeout = args::timeout("flush", timeout)?;
+        submit(py, &self.shared, channel, About::keys(0), |sink| {
+            let done = |report| sink.complete(Done::Flush(report));
+            self.shared.store.flush_with(timeout, done).map(Some)
+        })
     }
 
-    #[pyo3(signature = (ns, keys, timeout=None, queue=None))]
+    #[pyo3(signature = (ns, keys, timeout=None, channel=None))]
     fn delete(
         &self,
         py: Python<'_>,
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "delete", ns)?;
         let keys = args::keys("delete", keys)?;
-        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, queue)
+        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, channel)
     }
 
     /// Deletes what was stored longer ago than `seconds`, or everything without them.
-    #[pyo3(signature = (ns, seconds=None, timeout=None, queue=None))]
+    #[pyo3(signature = (ns, seconds=None, timeout=None, channel=None))]
     fn delete_all(
         &self,
         py: Python<'_>,
         ns: &Namespace,
-        seconds: Option<f64>,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        seconds: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "delete", ns)?;
         let what = match seconds {
-            Some(seconds) => Delete::OlderThan(args::age(py, "delete", seconds)?),
+            Some(seconds) => Delete::OlderThan(args::duration("delete", "seconds", seconds)?),
             None => Delete::All,
         };
-        self.begin_delete(py, ns, &what, timeout, queue)
+        self.begin_delete(py, ns, &what, timeout, channel)
     }
 
     fn reserve(
@@ -327,8 +358,9 @@ impl Store {
         options: &PyPutOptions,
     ) -> PyResult<Reservation> {
         self.check_ns(py, "reserve", ns)?;
+        let options = options.of(py, "reserve", self.shared.number)?;
         let keys = args::keys("reserve", keys)?;
-        let inner = self.shared.store.reserve(&ns.inner, &keys, &options.inner).or_raise(py)?;
+        let inner = self.shared.store.reserve(&ns.inner, &keys, options).or_raise(py)?;
         Ok(Reservation::new(inner, &self.shared, ns.inner.layout().slabs()))
     }
 
@@ -362,9 +394,14 @@ impl Store {
         info::audit(py, &py.detach(|| self.shared.store.audit()))
     }
 
-    #[pyo3(signature = (since=0))]
-    fn events<'py>(&self, py: Python<'py>, since: u64) -> PyResult<Bound<'py, PyList>> {
+    #[pyo3(signature = (since=None))]
+    fn events<'py>(
+        &self,
+        py: Python<'py>,
+        since: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
         self.check_process(py, "events")?;
+        let since = since.map_or(Ok(0), |since| args::whole("events", "since", since))?;
         info::events(py, &py.detach(|| self.shared.store.events(since)))
     }
 
@@ -387,9 +424,4 @@ impl Store {
 
 pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
     Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable, store: ns.store }
-}
-
-fn refused(py: Python<'_>, ticket: &Ticket, error: &Error) -> PyErr {
-    ticket.abandon();
-    to_py(py, error)
 }

@@ -22,8 +22,9 @@ use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
 const INLINE_COPY_BYTES: u64 = 64 << 10;
-/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted.
-const ACCESS_QUEUE: usize = 4096;
+/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
+/// that their keys stay in the cache until then.
+const ACCESS_QUEUE: usize = 512;
 
 /// What the lock guards: the machine and what the core holds for each call.
 pub(crate) struct State {

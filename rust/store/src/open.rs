@@ -68,10 +68,11 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         held_high_bytes: (capacity + drive_bytes) / 2,
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
     };
+    let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
-        freed: FreedSlots::default(),
+        freed: freed.clone(),
         policy: Box::new(Lru::new()),
         limits,
         memory,
@@ -84,7 +85,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let recovery = Instant::now();
     recover(&drives, lost.is_empty(), &mut machine, seams)?;
     let recover_s = recovery.elapsed().as_secs_f64();
-    let budget = LeaseBudget::new(part(config.max_leased_fraction));
+    let budget = LeaseBudget::new(part(config.max_leased_fraction), freed);
     let core = make_core(config, seams, machine, index, budget, &drives, hasher)?;
     for (number, drive) in drives.iter().enumerate() {
         start_engine(config, seams, &core, number, drive, &arena)?;

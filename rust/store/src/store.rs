@@ -12,15 +12,14 @@ use crate::namespace::{Namespace, PutOptions};
 use crate::open::{OpenTimes, Opened};
 use crate::region::Regions;
 use crate::request::{Request, RequestContext};
+use crate::resident::{Lease, Resident};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
 use std::any::TypeId;
 use std::sync::Arc;
 use std::time::Duration;
 use tiered_kv_io::{Arena, Nanos, RegionSlot};
-use tiered_kv_types::{
-    BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
-};
+use tiered_kv_types::{BlockKey, Error, ErrorKind, MissReason, Result, StoreConfig, Tier};
 
 /// A store of KV blocks over memory and NVMe.
 ///
@@ -64,40 +63,6 @@ impl Store {
             regions: Regions::default(),
             closing: parking_lot::Mutex::new(()),
         }))
-    }
-
-    /// Opens a namespace: a cheap handle that calls name.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a field that is empty or too long, or a block that fits no slot;
-    /// `Closed`.
-    pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace> {
-        self.check_open("namespace")?;
-        let id = spec.id()?;
-        let opened = self.core.with_machine(|m| m.open_namespace(id, &spec.layout));
-        let number = opened.map_err(|(tier, bytes)| {
-            if tier == Tier::Dram && self.config.has_no_dram() {
-                return Error::new(
-                    ErrorKind::InvalidArgument,
-                    "namespace",
-                    format!(
-                        "`layout`: a block does not fit in the staging memory: set \
-                         `staging_capacity` to {bytes} bytes or more"
-                    ),
-                );
-            }
-            let field = if tier == Tier::Dram { "dram_capacity" } else { "segment_bytes" };
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "namespace",
-                format!(
-                    "`layout`: a slab of {bytes} bytes does not fit in a segment of tier {}: raise \
-                     `{field}`, or use fewer tokens a block",
-                    tier.name()
-                ),
-            )
-        })?;
-        Ok(Namespace { number, id, layout: spec.layout.clone() })
     }
 
     /// Says where keys are. Takes no lock across keys, waits for nothing, and has no effect on what
@@ -152,16 +117,11 @@ impl Store {
         options: &GetOptions,
         done: impl FnOnce(Leases) + Send + 'static,
     ) -> Result<Option<OpId>> {
-        self.check_open("get")?;
-        self.check_dram("get", "leases")?;
-        FastCounters::add(&self.core.fast.requested, keys.len() as u64);
-        if let Some(leases) = self.get_resident(ns, keys, options) {
-            if let Some(hold) = options.hold {
-                self.core.drive([Event::Release { hold }]);
-            }
+        if let Some(leases) = self.get_now(ns, keys, options)? {
             done(leases);
             return Ok(None);
         }
+        FastCounters::add(&self.core.fast.requested, keys.len() as u64);
         let budget = self.core.budget.clone();
         let core = Arc::downgrade(&self.core);
         let reply: Reply = Box::new(move |outcome, _| {
@@ -181,6 +141,29 @@ impl Store {
         });
         let call = Call::plain(reply);
         Ok(Some(self.begin_get(ns, keys, options, call, GetTarget::Leases)))
+    }
+
+    /// The whole answer of a [`Store::get`] for which nothing has to be waited; `None`, and nothing
+    /// is counted, where something has.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn get_now(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Result<Option<Leases>> {
+        self.check_open("get")?;
+        self.check_dram("get", "leases")?;
+        let found = self.get_resident(ns, keys, options);
+        if found.is_some() {
+            FastCounters::add(&self.core.fast.requested, keys.len() as u64);
+            if let Some(hold) = options.hold {
+                self.core.drive([Event::Release { hold }]);
+            }
+        }
+        Ok(found)
     }
 
     fn begin_get(
@@ -205,36 +188,40 @@ impl Store {
         options: &GetOptions,
     ) -> Option<Leases> {
         let fast = &self.core.fast;
-        let mut leases =
-            Leases { items: Vec::with_capacity(keys.len()), sources: vec![Tier::Dram; keys.len()] };
-        let (mut hits, mut bytes, mut absent, mut capped) = (0, 0, 0, 0);
+        let mut items = Vec::with_capacity(keys.len());
+        let (mut hits, mut bytes) = (0, 0);
         for key in keys {
-            leases.items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
+            items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
                 Ok(resident) => {
-                    let size = resident.bytes();
-                    match self.core.budget.lease(resident) {
-                        Some(lease) => {
-                            hits += 1;
-                            bytes += size;
-                            Ok(lease)
-                        }
-                        None => {
-                            capped += 1;
-                            Err(MissReason::LeaseCap)
-                        }
-                    }
+                    hits += 1;
+                    bytes += resident.bytes();
+                    Ok(resident)
                 }
                 Err(state) if state.is_hit() => return None,
-                Err(_) => {
-                    absent += 1;
-                    Err(MissReason::Absent)
-                }
+                Err(_) => Err(MissReason::Absent),
             });
+        }
+        FastCounters::add(&fast.absent, keys.len() as u64 - hits);
+        // The books are kept once for the whole batch, as long as it is below the cap.
+        let budget = &self.core.budget;
+        let whole = budget.take(bytes);
+        let lease = |resident: Arc<Resident>| {
+            if whole {
+                return Ok(Lease::counted(resident));
+            }
+            budget.lease(resident).ok_or(MissReason::LeaseCap)
+        };
+        let items: Vec<_> = items.into_iter().map(|item| item.and_then(lease)).collect();
+        if !whole {
+            let leased = items.iter().filter_map(|item| item.as_ref().ok());
+            let (found, pinned) = (hits, bytes);
+            (hits, bytes) = leased.fold((0, 0), |(n, bytes), one| (n + 1, bytes + one.bytes()));
+            debug_assert!(bytes <= pinned);
+            FastCounters::add(&fast.lease_cap, found - hits);
         }
         FastCounters::add(&fast.dram_hits, hits);
         FastCounters::add(&fast.dram_hit_bytes, bytes);
-        FastCounters::add(&fast.absent, absent);
-        FastCounters::add(&fast.lease_cap, capped);
+        let leases = Leases { items, sources: vec![Tier::Dram; keys.len()] };
         if hits > 0 && !options.in_request {
             self.core.count_access(ns.number, keys.iter().rev().copied().collect());
         }
