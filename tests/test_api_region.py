@@ -185,13 +185,13 @@ def test_what_is_wrong_with_a_region_is_named(on_drive: OnDrive) -> None:
     with pytest.raises(InvalidArgumentError, match="`stride` is 8"):
         store.register(bytearray(BLOCK), 16, stride=8)
     region = store.register(pool(N), BLOCK)
-    with pytest.raises(InvalidArgumentError, match="there is no slot 8: give 0 to 7"):
+    with pytest.raises(InvalidArgumentError, match="`numbers` is 8: give an integer from 0 to 7"):
         region.slots([1, 8])
     with pytest.raises(InvalidArgumentError, match="2 slots for 8 keys"):
         store.get_into(ns, keys, region.slots([0, 1]))
     with pytest.raises(InvalidArgumentError, match="slot 3 is in use"):
         store.get_into(ns, keys[:64], region.slots([3, 3]))
-    with pytest.raises(InvalidArgumentError, match="`on_stall` is .hope."):
+    with pytest.raises(InvalidArgumentError, match=r"`on_stall` is .hope."):
         store.get_into(ns, keys, region.slots(range(N)), on_stall="hope")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="`data` holds 1 bytes"):
         region.write(0, b"x")

@@ -1,5 +1,6 @@
 //! Regions: an engine's own memory, registered once and then named by the numbers of its slots.
 
+use crate::args;
 use crate::buffers::{self, Held, Wanted};
 use crate::errors::{OrRaise, invalid};
 use crate::store::StoreRef;
@@ -34,15 +35,23 @@ impl Region {
         py: Python<'_>,
         store: &StoreRef,
         memory: &Bound<'_, PyAny>,
-        slot_bytes: usize,
-        stride: Option<usize>,
+        slot_bytes: &Bound<'_, PyAny>,
+        stride: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let bytes = |field, value| args::within("register", field, value, 1..=usize::MAX / 2);
+        let slot_bytes = bytes("slot_bytes", slot_bytes)?;
+        let stride = stride.map(|stride| bytes("stride", stride)).transpose()?;
         store.store.check_open("register").or_raise(py)?;
         let memory = Exported(Held::one("register", "memory", memory, true)?);
         let stride = stride.unwrap_or(slot_bytes);
         // Locking the pages of a large region takes a while.
         let inner = py.detach(|| store.store.register_strided(memory, slot_bytes, stride));
         Ok(Self { inner: inner.or_raise(py)?, store: store.number })
+    }
+
+    /// The number of a slot.
+    fn number(&self, field: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+        args::within("region", field, value, 0..=self.inner.slots() - 1)
     }
 }
 
@@ -69,22 +78,33 @@ impl Region {
     }
 
     /// Slots by number, to be given to a call in place of buffers; nothing is claimed yet.
-    fn slots(&self, py: Python<'_>, numbers: Vec<usize>) -> PyResult<Slots> {
-        let count = self.inner.slots();
-        if let Some(number) = numbers.iter().find(|number| **number >= count) {
-            let context = format!("`numbers`: there is no slot {number}: give 0 to {}", count - 1);
-            return Err(invalid(py, "region", context));
-        }
-        Ok(Slots { region: self.inner.clone(), numbers, store: self.store })
+    fn slots(&self, numbers: &Bound<'_, PyAny>) -> PyResult<Slots> {
+        let items = numbers.try_iter().map_err(|_| {
+            invalid(numbers.py(), "region", "`numbers` is no sequence: give one slot a key")
+        })?;
+        let slots: PyResult<Vec<usize>> =
+            items.map(|item| self.number("numbers", &item?)).collect();
+        Ok(Slots { region: self.inner.clone(), numbers: slots?, store: self.store })
     }
 
     /// A copy of a slot that no call uses.
-    fn read<'py>(&self, py: Python<'py>, slot: usize) -> PyResult<Bound<'py, PyBytes>> {
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        slot: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let slot = self.number("slot", slot)?;
         self.inner.read(slot, |bytes| PyBytes::new(py, bytes)).or_raise(py)
     }
 
     /// Fills a slot that no call uses.
-    fn write(&self, py: Python<'_>, slot: usize, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn write(
+        &self,
+        py: Python<'_>,
+        slot: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let slot = self.number("slot", slot)?;
         let data = Held::one("region", "data", data, false)?;
         let (bytes, len) = (data.bytes(), self.inner.slot_bytes());
         if bytes.len() != len {

@@ -297,8 +297,8 @@ impl Store {
         &self,
         py: Python<'_>,
         memory: &Bound<'_, PyAny>,
-        slot_bytes: usize,
-        stride: Option<usize>,
+        slot_bytes: &Bound<'_, PyAny>,
+        stride: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Region> {
         self.check_open(py, "register")?;
         Region::register(py, &self.shared, memory, slot_bytes, stride)
