@@ -197,14 +197,14 @@ fn a_close_from_a_function_that_the_core_calls_waits_for_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("kv");
     let good = config(&path, 4 << 20);
-    for last_drop in [false, true] {
+    for (path, last_drop) in [(1, false), (2, true)] {
         let store = Store::open(&good).expect("opens");
-        put(&store, 1, 6);
+        put(&store, path, 6);
         let (told, ended) = std::sync::mpsc::channel();
         let closer = store.clone();
         // Over 64 KiB, so that it is copied, and told, on a thread of the core.
         let ns = namespace(&store);
-        let keys = chain(&ns, 1, 6);
+        let keys = chain(&ns, path, 6);
         let (ready, go) = std::sync::mpsc::channel::<()>();
         let buffers = vec![vec![0u8; BLOCK]; 6];
         store
@@ -225,7 +225,7 @@ fn a_close_from_a_function_that_the_core_calls_waits_for_nothing() {
         assert!(thread.is_some_and(|name| name.starts_with("tkv-")), "told by a core's thread");
         drop(kept);
         let again = Store::open(&good).expect("opens once that close has ended");
-        assert_eq!(hits(&again, 1, 6), 6);
+        assert_eq!(hits(&again, path, 6), 6);
     }
 }
 
