@@ -6,7 +6,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use std::time::Duration;
-use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, PutOptions};
+use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, LookupMode, PutOptions};
 
 /// Most elements that memory is taken for before they have been seen.
 const MAX_HINT: usize = 64 << 10;
@@ -51,6 +51,18 @@ pub(crate) fn key(
             let len = held.bytes().len();
             let context = format!("`{field}` holds {len} bytes: pass one key of {KEY_BYTES}");
             Err(invalid(value.py(), op, context))
+        }
+    }
+}
+
+/// How a lookup walks the keys.
+pub(crate) fn mode(py: Python<'_>, mode: &str) -> PyResult<LookupMode> {
+    match mode {
+        "prefix" => Ok(LookupMode::Prefix),
+        "each" => Ok(LookupMode::Each),
+        other => {
+            let context = format!("`mode` is {other:?}: give prefix or each");
+            Err(invalid(py, "lookup", context))
         }
     }
 }

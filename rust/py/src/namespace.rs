@@ -45,6 +45,16 @@ struct LayoutArgs {
 
 impl Namespace {
     pub(crate) fn open(py: Python<'_>, store: &StoreRef, spec: SpecArgs) -> PyResult<Self> {
+        Self::with(py, spec, store.number, |spec| store.store.namespace(spec))
+    }
+
+    /// A namespace that `open` opens, in the store of number `store`.
+    pub(crate) fn with(
+        py: Python<'_>,
+        spec: SpecArgs,
+        store: u64,
+        open: impl FnOnce(&NamespaceSpec) -> tiered_kv::Result<tiered_kv::Namespace>,
+    ) -> PyResult<Self> {
         let LayoutArgs { tokens_per_block, layer_groups, head_groups, slab_bytes } = spec.layout;
         let layout = KvLayout::grid(tokens_per_block, layer_groups, head_groups, slab_bytes);
         let kv_dtype = spec.kv_dtype.clone();
@@ -59,8 +69,8 @@ impl Namespace {
             parallel: spec.parallel,
             engine: spec.engine,
         };
-        let inner = store.store.namespace(&spec).or_raise(py)?;
-        Ok(Self { inner, kv_dtype, store: store.number })
+        let inner = open(&spec).or_raise(py)?;
+        Ok(Self { inner, kv_dtype, store })
     }
 
     /// Bytes of a block as a length of memory.
