@@ -62,7 +62,8 @@ fn stores_without_a_directory_are_each_their_own() {
     assert_eq!(hits(&two, 1, 2), 0);
     let (ns, keys) = (namespace(&one), chain(&namespace(&one), 1, 2));
     let wrong = two.put(&ns, &keys, blocks_of(&keys), &PutOptions::default());
-    assert_eq!(wrong.err().expect("refused").kind(), ErrorKind::InvalidArgument);
+    let wrong = wrong.map(drop).expect_err("refused");
+    assert_eq!(wrong.kind(), ErrorKind::InvalidArgument);
     assert_eq!(two.lookup(&ns, &keys, LookupMode::Prefix).hits, 0);
     assert!(!two.contains(&ns, &keys[0]) && one.contains(&ns, &keys[0]));
 }
