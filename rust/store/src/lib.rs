@@ -22,6 +22,7 @@ mod call;
 mod delete;
 mod directory;
 mod driver;
+mod event_file;
 mod hold;
 mod index;
 mod inspect;
