@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def test_the_holds_of_another_process_end_when_it_is_killed(tmp_path: Path) -> N
             guest.send_signal(signal.SIGKILL)
             until("released", lambda: store.stats()["held_bytes"] == 0)
         attach = store.health()["attach"]
-        assert attach["listening"] and attach["reason"] == str(tmp_path / "attach.sock")
+        assert attach["listening"]
+        assert attach["reason"] == str(tmp_path / "attach.sock")
         assert (attach["accepted"], attach["refused"]) == (1, 0)
 
 
@@ -205,7 +207,6 @@ def test_a_child_does_not_keep_its_parents_holds(tmp_path: Path) -> None:
 def test_two_loops_and_two_threads_share_one_store(tmp_path: Path) -> None:
     fields = api.config(tmp_path)
     begin = threading.Barrier(4)
-    faults: list[BaseException] = []
 
     async def on_loop(number: int) -> None:
         await asyncio.to_thread(begin.wait)
@@ -231,12 +232,6 @@ def test_two_loops_and_two_threads_share_one_store(tmp_path: Path) -> None:
                 with store.get(ns, keys) as leases:
                     assert api.contents(leases) in ([None], blocks)
 
-    def run(body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as fault:
-            faults.append(fault)
-
     keeper = BlockingStore.open(**fields)
     bodies: list[Callable[[], None]] = [
         lambda: asyncio.run(on_loop(1)),
@@ -244,12 +239,9 @@ def test_two_loops_and_two_threads_share_one_store(tmp_path: Path) -> None:
         lambda: on_thread(3),
         lambda: on_thread(4),
     ]
-    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        for done in [pool.submit(body) for body in bodies]:
+            done.result()
     assert keeper.stats()["counters"]["put_stored"] == 80, "all four were this one"
     assert keeper.audit()["faults"] == []
     keeper.close()

@@ -1,7 +1,8 @@
 //! The Unix socket in a store's directory, through which other processes attach.
 //!
-//! Everything here is non-blocking; waiting is [`wait_ready`]'s, always with a limit. A forked child
-//! closes its copies when it begins, so that a connection ends with the process that opened it.
+//! Everything here is non-blocking; waiting is [`wait_ready`]'s and [`SocketStream::wait`]'s. A
+//! forked child closes its copies when it begins, so that a connection ends with the process that
+//! opened it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -210,8 +211,8 @@ pub struct Ready {
     pub streams: Vec<bool>,
 }
 
-/// Waits until something is ready, for at most `limit`; for ever without one. Each stream is watched
-/// for reading, or for writing where its flag is set.
+/// Waits until something is ready, for at most `limit`; for ever without one. Each stream is
+/// watched for reading, or for writing where its flag is set.
 ///
 /// # Errors
 /// The operating system's refusal.

@@ -16,8 +16,8 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use tiered_kv::{Delete, Error, GetOptions};
 
-/// A handle on a core, and the core's number in this process, by which namespaces, holds and requests
-/// tell where they belong.
+/// A handle on a core, and the core's number in this process, by which namespaces, holds and
+/// requests tell where they belong.
 pub(crate) struct Shared {
     pub(crate) store: ManuallyDrop<Arc<tiered_kv::Store>>,
     pub(crate) number: u64,

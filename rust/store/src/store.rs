@@ -22,8 +22,9 @@ use tiered_kv_types::{
 /// A store of KV blocks over memory and NVMe: a handle on a core.
 ///
 /// A second open of the same directories in a process is a second handle on the same core, which
-/// closes with the last of them. Cheap to share behind an [`Arc`]; every method takes `&self` and none of them blocks on I/O
-/// except [`Op::wait`] and dropping the last handle, which closes the store.
+/// closes with the last of them. Cheap to share behind an [`Arc`]; every method takes `&self` and
+/// none of them blocks on I/O except [`Op::wait`], [`Store::close`], and dropping a handle, which
+/// closes it.
 pub struct Store {
     pub(crate) core: Arc<Core>,
     /// This handle's own deadlines; all else is the same in every handle.
@@ -61,7 +62,7 @@ impl Store {
         call.in_flight = Some(self.handle.calls.enter());
         let op = self.core.submit(call, event);
         if self.handle.calls.is_closed() {
-            // Closed since it was checked: whoever closes may have looked before the call was there.
+            // Closed since it was checked: whoever closes may have looked before this call began.
             self.cancel(op);
         }
         op

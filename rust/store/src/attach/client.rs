@@ -45,8 +45,8 @@ pub struct AttachCounters {
 
 /// A store of another process, or of this one, by its directory: lookups, holds and statistics.
 ///
-/// Where the owner is gone or does not answer in time, every key is a counted miss, and a later call
-/// connects again. Threads may share one; their calls go one after the other.
+/// Where the owner is gone or does not answer in time, every key is a counted miss, and a later
+/// call connects again. Threads may share one; their calls go one after the other.
 #[derive(Debug)]
 pub struct Attached {
     face: Arc<Face>,

@@ -68,8 +68,8 @@ fn refused(why: Option<Refusal>, version: u32, dir: &str) -> Error {
         Some(Refusal::Version) => (
             ErrorKind::Unsupported,
             format!(
-                "the owner of {dir} speaks version {version} of the protocol, this program {VERSION}: \
-                 use the same release in both processes"
+                "the owner of {dir} speaks version {version} of the protocol, this program \
+                 {VERSION}: use the same release in both processes"
             ),
         ),
         Some(Refusal::Full(most)) => (

@@ -336,8 +336,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Notes since when the peer owes something, and ends one that has for too long. What it owes is
-    /// due as a whole: sending byte by byte gains no time.
+    /// Notes since when the peer owes something, and ends one that has for too long. What it owes
+    /// is due as a whole: sending byte by byte gains no time.
     fn check(&mut self, now: Instant, limits: &Limits) -> Result<(), Gone> {
         let owes = !self.greeted
             || self.is_sending()
