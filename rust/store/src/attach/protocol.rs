@@ -1,7 +1,8 @@
 //! What owner and attached process say to each other; `docs/attach.md` draws it.
 //!
 //! A frame is a length (u32, little-endian) and that many bytes of postcard. The first frame of
-//! each side is a greeting whose form never changes, so that two versions can tell each other apart.
+//! each side is a greeting whose form never changes, so that two versions can tell each other
+//! apart.
 //! Everything that comes in is bounded before memory is taken for it.
 
 use crate::answers::{Health, Lookup};
