@@ -244,7 +244,10 @@ class StoreBase:
             `open`; the first drive's `backend` and `backend_reason`, `direct` and `direct_reason`,
             `store_id`; `drive_paused`, whether writing to any drive is; `drives`, for each its
             `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
-            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`.
+            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`;
+            `attach`, whether other processes can: `listening`, the `reason` (where, or why not),
+            `connections` now, and how many were `accepted`, `refused`, and `dropped` since they
+            did not keep to the protocol.
         """
         return self._core.health()
 
