@@ -277,7 +277,9 @@ class StoreBase:
             `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
             `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`;
             `regions`, of these `regions_plain` that the kernel does not know beforehand, and the
-            `region_reason` why.
+            `region_reason` why; `attach`, whether other processes can: `listening`, the `reason`
+            (where, or why not), `connections` now, and how many were `accepted`, `refused`, and
+            `dropped` since they did not keep to the protocol.
         """
         return self._core.health()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tiered_kv import _core
 from tiered_kv._base import StoreBase
 from tiered_kv._completions import completions, result_of, settled
+from tiered_kv.attached import Attaching, Path
 from tiered_kv.config import StoreConfig, resolve
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class TieredStore(StoreBase):
     def open(config: StoreConfig | None = None, **fields: Any) -> Opening:
         """Opens a store, finding again what its directory holds.
 
+        Where this process has the same directories open, however they are spelled, it is one more
+        handle on that store, which closes with the last of them. The handle has deadlines of its
+        own (`load_timeout_s` and its like); no other field may contradict the open store's.
+
         Args:
             config: The configuration. None: the keyword arguments, or the environment's.
             **fields: Fields of `StoreConfig` instead of one.
@@ -64,14 +69,39 @@ class TieredStore(StoreBase):
             What to await, or to enter with `async with`, which closes the store at the end.
 
         Raises:
-            ConfigError: A field is wrong; and as the others when awaited.
+            ConfigError: A field is wrong, or contradicts the store that is open on the directories;
+                and as the others when awaited.
             NotFoundError: A directory's parent is missing.
             StorePermissionError: The directory may not be read or written.
-            InUseError: Another store has the directory open.
+            InUseError: Another process has the directory open, or this one has been opening or
+                closing it for longer than `close_timeout_s`.
             FormatMismatchError: The directory is of another format version, or no store.
             NoSpaceError: Memory or disk space could not be had.
         """
         return Opening(resolve(config, fields))
+
+    @staticmethod
+    def attach(path: Path, timeout: float | None = None) -> Attaching:
+        """Attaches to a store that another process has open: lookups, holds and statistics.
+
+        In the owner's own process the same calls go to the core directly.
+
+        Args:
+            path: The first directory of the store's `nvme_paths`.
+            timeout: Seconds that a call waits for the owner; 0.3 by default.
+
+        Returns:
+            What to await, or to enter with `async with`, which ends the connection at the end.
+
+        Raises:
+            NotFoundError: No store listens in the directory; like the others, when awaited.
+            IoFaultError: The owner does not answer in time.
+            StorePermissionError: The store is another user's.
+            InUseError: As many processes as may are attached.
+            UnsupportedError: The owner is of another version.
+            InvalidArgumentError: `timeout` is 0 or negative.
+        """
+        return Attaching(path, timeout)
 
     async def get(
         self,
@@ -370,9 +400,9 @@ class TieredStore(StoreBase):
         return await result_of(call)
 
     async def close(self) -> _core.CloseReport:
-        """Closes the store: ends calls in progress and makes durable what it can in time.
+        """Closes this handle: ends its calls in progress; with the last one, closes the store.
 
-        Leases stay valid. A second close does nothing.
+        That makes durable what it can in time. Leases stay valid. A second close does nothing.
 
         Returns:
             How many blocks were dropped before they were durable.

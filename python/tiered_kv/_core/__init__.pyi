@@ -10,6 +10,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from tiered_kv._core._attached import Attached, AttachedHold
 from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Lease, Leases, Region, Reservation, Slots
@@ -26,6 +27,8 @@ from tiered_kv._core._store import StallGate, Store
 __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
+    "Attached",
+    "AttachedHold",
     "Channel",
     "CloseReport",
     "DeleteReport",

@@ -21,6 +21,7 @@ mod memory;
 mod pool;
 mod posix;
 mod region;
+mod socket;
 mod uring;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
@@ -43,6 +44,7 @@ pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use region::{CutSlot, ReadInto, Region, RegionMemory, RegionPart, RegionSlot};
+pub use socket::{Ready, SOCKET_NAME, SocketListener, SocketStream, Wake, is_trusted, wait_ready};
 pub use uring::{UringConfig, UringEngine, UringFeatures, probe_io_uring};
 
 /// The unit of arenas, buffers and slots, in bytes.

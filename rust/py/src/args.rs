@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use std::ops::RangeInclusive;
 use std::time::Duration;
-use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, PutOptions};
+use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, LookupMode, PutOptions};
 
 /// Most elements that memory is taken for before they have been seen.
 const MAX_HINT: usize = 64 << 10;
@@ -66,6 +66,18 @@ pub(crate) fn key(
 /// A value as errors show it.
 fn shown(value: &Bound<'_, PyAny>) -> String {
     value.repr().map_or_else(|_| "out of range".into(), |text| text.to_string())
+}
+
+/// How a lookup walks the keys.
+pub(crate) fn mode(py: Python<'_>, mode: &str) -> PyResult<LookupMode> {
+    match mode {
+        "prefix" => Ok(LookupMode::Prefix),
+        "each" => Ok(LookupMode::Each),
+        other => {
+            let context = format!("`mode` is {other:?}: give prefix or each");
+            Err(invalid(py, "lookup", context))
+        }
+    }
 }
 
 /// Seconds to wait; `None` stands for the configuration's own.

@@ -8,6 +8,7 @@
 //! - A caller's buffer stays exported (`Py_buffer`) until the core has told that it is done.
 
 mod args;
+mod attached;
 mod buffers;
 mod channel;
 mod completion;
@@ -45,6 +46,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
     m.add_class::<args::PyPutOptions>()?;
+    m.add_class::<attached::Attached>()?;
+    m.add_class::<attached::AttachedHold>()?;
     m.add_class::<channel::Channel>()?;
     m.add_class::<hold::Hold>()?;
     m.add_class::<leases::Lease>()?;

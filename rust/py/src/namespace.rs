@@ -47,6 +47,16 @@ struct LayoutArgs {
 
 impl Namespace {
     pub(crate) fn open(py: Python<'_>, store: &StoreRef, spec: SpecArgs) -> PyResult<Self> {
+        Self::with(py, spec, store.number, |spec| store.store.namespace(spec))
+    }
+
+    /// A namespace that `open` opens, in the store of number `store`.
+    pub(crate) fn with(
+        py: Python<'_>,
+        spec: SpecArgs,
+        store: u64,
+        open: impl FnOnce(&NamespaceSpec) -> tiered_kv::Result<tiered_kv::Namespace>,
+    ) -> PyResult<Self> {
         let LayoutArgs { tokens_per_block, layer_groups, head_groups, slab_bytes } = spec.layout;
         let layout = KvLayout::grid(tokens_per_block, layer_groups, head_groups, slab_bytes);
         let kv_dtype = spec.kv_dtype.clone();
@@ -61,8 +71,8 @@ impl Namespace {
             parallel: spec.parallel,
             engine: spec.engine,
         };
-        let inner = store.store.namespace(&spec).or_raise(py)?;
-        Ok(Self { inner, kv_dtype, store: store.number })
+        let inner = open(&spec).or_raise(py)?;
+        Ok(Self { inner, kv_dtype, store })
     }
 
     /// What a call on blocks is about.

@@ -16,12 +16,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Delete, GetOptions, LookupMode, Seams};
+use tiered_kv::{Delete, GetOptions, Seams};
 
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
-
-/// A core and its number in this process, by which handles tell their stores apart.
+/// A handle on a core, and the core's number in this process, by which namespaces, holds and
+/// requests tell where they belong.
 pub(crate) struct Shared {
     pub(crate) store: ManuallyDrop<Arc<tiered_kv::Store>>,
     pub(crate) number: u64,
@@ -57,7 +55,7 @@ impl Store {
     ) -> PyResult<Self> {
         let config = config::read(fields, Default::default())?;
         let store = py.detach(|| tiered_kv::Store::open_with(&config, seams)).or_raise(py)?;
-        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let number = store.core_number();
         Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
     }
 
@@ -143,14 +141,7 @@ impl Store {
         mode: &str,
     ) -> PyResult<Lookup> {
         self.check_ns(py, "lookup", ns)?;
-        let mode = match mode {
-            "prefix" => LookupMode::Prefix,
-            "each" => LookupMode::Each,
-            other => {
-                let context = format!("`mode` is {other:?}: give prefix or each");
-                return Err(invalid(py, "lookup", context));
-            }
-        };
+        let mode = args::mode(py, mode)?;
         let keys = args::keys("lookup", keys)?;
         Ok(Lookup::new(&self.shared.store.lookup(&ns.inner, &keys, mode), keys.len()))
     }

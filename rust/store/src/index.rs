@@ -33,7 +33,7 @@ impl Hash for FullKey {
 pub(crate) type KeyHasher = foldhash::quality::FixedState;
 
 /// What a lookup says of one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Residency {
     /// Nothing is stored under it.
     Absent,

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod attach;
 mod call;
 mod delete;
 mod direct;
@@ -31,7 +32,9 @@ mod log;
 mod machine;
 mod namespace;
 mod open;
+mod owner;
 mod region;
+mod registry;
 mod request;
 mod reserve;
 mod resident;
@@ -42,8 +45,9 @@ mod stats;
 mod store;
 
 pub use answers::{
-    DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
+    Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
+pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
 pub use delete::Delete;
 pub use hold::{GroupRule, Hold};

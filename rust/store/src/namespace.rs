@@ -13,6 +13,8 @@ use tiered_kv_types::{
 #[derive(Clone, Debug)]
 pub struct Namespace {
     pub(crate) number: u32,
+    /// Number of the core that it was opened in; 0 for one of a process that is attached.
+    pub(crate) core: u64,
     pub(crate) id: NamespaceId,
     pub(crate) layout: KvLayout,
 }
@@ -168,7 +170,7 @@ impl Store {
         let id = spec.id()?;
         let opened = self.core.with_machine(|m| m.open_namespace(id, &spec.layout));
         let number = opened.map_err(|(tier, bytes)| {
-            if tier == Tier::Dram && self.config.has_no_dram() {
+            if tier == Tier::Dram && self.owner.config.has_no_dram() {
                 return Error::new(
                     ErrorKind::InvalidArgument,
                     "namespace",
@@ -189,6 +191,6 @@ impl Store {
                 ),
             )
         })?;
-        Ok(Namespace { number, id, layout: spec.layout.clone() })
+        Ok(Namespace { number, core: self.core.number, id, layout: spec.layout.clone() })
     }
 }

@@ -76,7 +76,7 @@ impl Store {
                 refused = Some(why);
             }
         }
-        self.regions.add(&region, refused);
+        self.owner.regions.add(&region, refused);
         Ok(region)
     }
 }
