@@ -98,6 +98,13 @@ impl ReadIndex {
         Self { shards: (0..SHARDS).map(|_| shard()).collect(), hasher: hasher.clone() }
     }
 
+    /// Makes room for so many more keys.
+    pub(crate) fn reserve(&self, keys: usize) {
+        for shard in &self.shards {
+            shard.write().reserve(keys / SHARDS + keys / SHARDS / 8);
+        }
+    }
+
     fn shard(&self, key: &FullKey) -> &Shard {
         // The high bits choose the shard; the table inside uses the low ones.
         let hash = self.hasher.hash_one(key);
