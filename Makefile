@@ -97,7 +97,7 @@ bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. N
 	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
 	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
 	cargo bench --locked $(CARGO_ARGS)
-	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \
