@@ -104,6 +104,13 @@ impl ReadIndex {
         Self { shards: (0..SHARDS).map(shard).collect(), staging }
     }
 
+    /// Makes room for so many more keys.
+    pub(crate) fn reserve(&self, keys: usize) {
+        for shard in &self.shards {
+            shard.write().reserve(keys / SHARDS + keys / SHARDS / 8);
+        }
+    }
+
     #[inline]
     fn shard(&self, key: &FullKey) -> &Shard {
         // A key is a digest, and the table inside hashes another part of it. Keys that are none
