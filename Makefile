@@ -46,11 +46,13 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model crash soak lint bench docs lock clean FORCE
+.PHONY: help build demo test test-rust test-python test-model crash soak lint bench docs lock \
+	clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS, SIGNAL, MINUTES, SEED.'
+	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS,' \
+		'SIGNAL, MINUTES, SEED.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -63,12 +64,21 @@ class Sample:
     loading_bytes: int
 
 
+def descriptors() -> int:
+    """Open descriptors but those of segments, whose files are made when first needed."""
+    names = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.append(path.readlink().name)
+    return sum(not name.startswith("segment-") for name in names)
+
+
 def look(stats: dict[str, Any], at_s: float) -> Sample:
     """What this process holds now."""
     return Sample(
         at_s=at_s,
         resident_bytes=resident_bytes(),
-        descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        descriptors=descriptors(),
         mappings=len(Path("/proc/self/maps").read_text().splitlines()),
         shm_bytes=shm_bytes(),
         leased_bytes=stats["leased_bytes"],
