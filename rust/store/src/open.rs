@@ -204,7 +204,12 @@ fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)
 }
 
 /// Reads every drive's tables and journal and lets the machine decide what is believed.
-fn recover(drives: &[Drive], complete: bool, machine: &mut Machine, seams: &Seams) -> Result<()> {
+pub(crate) fn recover(
+    drives: &[Drive],
+    complete: bool,
+    machine: &mut Machine,
+    seams: &Seams,
+) -> Result<()> {
     let mut events = Vec::new();
     let mut tombstones = Vec::new();
     let mut pages = 0;

@@ -50,14 +50,14 @@ pub(super) struct World {
     pub(super) trace: u64,
 }
 
-fn payload(layout: &KvLayout, key: &BlockKey, version: u64) -> Vec<u8> {
+pub(super) fn payload(layout: &KvLayout, key: &BlockKey, version: u64) -> Vec<u8> {
     let len = usize::try_from(layout.block_bytes()).expect("small");
     let mut bytes: Vec<u8> = (0..len).map(|i| (i as u64 ^ version) as u8 ^ key.0[1]).collect();
     bytes[..8].copy_from_slice(&version.to_le_bytes());
     bytes
 }
 
-fn version_of(layout: &KvLayout, key: &BlockKey, bytes: &[u8]) -> u64 {
+pub(super) fn version_of(layout: &KvLayout, key: &BlockKey, bytes: &[u8]) -> u64 {
     let mut head = [0; 8];
     head.copy_from_slice(&bytes[..8]);
     let version = u64::from_le_bytes(head);
@@ -146,6 +146,8 @@ impl World {
             // The first two blocks of every path are shared.
             bytes[0] = if depth < 2 { 0 } else { path as u8 + 1 };
             bytes[1] = depth as u8;
+            // Neighbours lie on different drives.
+            bytes[8] = depth as u8;
             bytes[9] = ns as u8;
             BlockKey(bytes)
         };
