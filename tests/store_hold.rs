@@ -187,3 +187,30 @@ fn slots_given_back_without_a_word_are_noticed_by_a_put_that_waits() {
     drop(reservation);
     assert_eq!(waiting.wait().statuses, [PutStatus::Stored]);
 }
+
+#[test]
+fn reserved_bytes_count_as_dirty_until_they_are_published_or_given_back() {
+    let mut config = config("/simulated".as_ref(), 4 << 20);
+    config.dirty_high_fraction = 0.5;
+    let disk = GatedDisk::new();
+    let store = Store::open_with(&config, &seams(disk.clone())).expect("opens");
+    disk.shut_writes(true);
+    let ns = namespace(&store);
+    let reserve = |path: u32, n: u32| {
+        store.reserve(&ns, &chain(&ns, path, n), &PutOptions::default()).expect("open")
+    };
+    let reservation = reserve(1, 17);
+    let refused: Vec<Option<PutStatus>> = (0..17).map(|at| reservation.refused(at)).collect();
+    assert_eq!(refused[15..], [None, Some(PutStatus::Throttled)], "half of 512 KiB");
+    let one = chain(&ns, 2, 1);
+    assert_eq!(put(&store, &one, &PutOptions::default()), [PutStatus::Throttled]);
+    drop(reservation);
+    assert_eq!(put(&store, &one, &PutOptions::default()), [PutStatus::Stored], "given back");
+    let published = reserve(3, 15);
+    assert_eq!(store.publish(published).expect("in time").stored(), 15);
+    assert_eq!(store.stats().dirty_bytes, 16 * BLOCK as u64);
+    assert_eq!(reserve(4, 1).refused(0), Some(PutStatus::Throttled), "counted once, as dirty");
+    disk.shut_writes(false);
+    store.flush(None).expect("open").wait();
+    assert_eq!(reserve(4, 1).refused(0), None, "and no longer as reserved");
+}

@@ -1,6 +1,6 @@
 //! Opening: the directory's identity, its lock, recovery, memory, and the threads.
 
-use crate::directory::{Drive, found_segments, open_drive};
+use crate::directory::{Drive, OpenFiles, found_segments, open_drive};
 use crate::driver::{Core, CoreParts};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
@@ -181,8 +181,11 @@ fn start_engine(
 fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)> {
     let mut drives = Vec::new();
     let mut lost = Vec::new();
+    let mut files = OpenFiles::of(config.nvme_paths.len());
     for (number, dir) in (0..).zip(&config.nvme_paths) {
-        match open_drive(config, seams, dir, number) {
+        let opened = open_drive(config, seams, dir, number, &files);
+        files.take(opened.as_ref().map_or(0, |drive| drive.geometry.segments));
+        match opened {
             Ok(drive) => drives.push(drive),
             Err(err) => match err.kind() {
                 ErrorKind::NotFound | ErrorKind::Permission | ErrorKind::Io => {

@@ -17,6 +17,34 @@ use tiered_kv_types::BlockInfo;
 /// Slots whose last owner is gone, on their way back to the allocator.
 pub(crate) type FreedSlots = Arc<SegQueue<SlotId>>;
 
+/// Bytes that callers have reserved and neither published nor given back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReservedBytes(Arc<AtomicU64>);
+
+impl ReservedBytes {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` until the booking is dropped, wherever that is.
+    fn book(&self, bytes: u64) -> Booking {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        Booking { total: self.clone(), bytes }
+    }
+}
+
+#[derive(Debug)]
+struct Booking {
+    total: ReservedBytes,
+    bytes: u64,
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.total.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// Slots taken for one block, one a slab, writable and owned by whoever fills them.
 ///
 /// Dropping it gives the slots back.
@@ -29,11 +57,19 @@ pub struct Filling {
     freed: FreedSlots,
     /// The store's generation when the slots were taken.
     begun: u64,
+    /// Of slots that a caller reserved, until they are published or dropped.
+    booking: Option<Booking>,
 }
 
 impl Filling {
     pub(crate) fn new(freed: FreedSlots, begun: u64) -> Self {
-        Self { slots: SmallVec::new(), ids: SmallVec::new(), lens: SmallVec::new(), freed, begun }
+        let (slots, ids, lens) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
+        Self { slots, ids, lens, freed, begun, booking: None }
+    }
+
+    /// Counts the block among what callers have reserved.
+    pub(crate) fn book(&mut self, total: &ReservedBytes) {
+        self.booking = Some(total.book(self.bytes()));
     }
 
     pub(crate) fn push(&mut self, slot: SlotMut, id: SlotId, len: u64) {
@@ -231,10 +267,10 @@ impl LeaseBudget {
     /// A lease on `resident`, unless that would pin more than the cap.
     pub(crate) fn lease(self: &Arc<Self>, resident: Arc<Resident>) -> Option<Lease> {
         let bytes = resident.bytes();
-        let before = self.leased.fetch_add(bytes, Ordering::Relaxed);
-        let lease = Lease { resident, budget: self.clone() };
-        // Dropping the lease takes the bytes off again.
-        (before + bytes <= self.cap).then_some(lease)
+        // Added only where it fits: one that is refused must not be in another's way meanwhile.
+        let fits = |leased: u64| leased.checked_add(bytes).filter(|sum| *sum <= self.cap);
+        self.leased.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        Some(Lease { resident, budget: self.clone() })
     }
 }
 
@@ -270,5 +306,39 @@ impl std::ops::Deref for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.budget.leased.fetch_sub(self.resident.bytes(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident(bytes: u64) -> Arc<Resident> {
+        Arc::new(Resident {
+            slots: SmallVec::new(),
+            ids: SmallVec::new(),
+            lens: SmallVec::from_slice(&[bytes]),
+            crcs: SmallVec::new(),
+            generation: 1,
+            info: BlockInfo::default(),
+            freed: FreedSlots::default(),
+        })
+    }
+
+    #[test]
+    fn a_lease_that_is_refused_is_in_nobodys_way_meanwhile() {
+        let budget = LeaseBudget::new(100);
+        let (small, large) = (resident(10), resident(1000));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..200_000 {
+                    assert!(budget.lease(large.clone()).is_none());
+                }
+            });
+            for _ in 0..200_000 {
+                assert!(budget.lease(small.clone()).is_some(), "it fits alone");
+            }
+        });
+        assert_eq!(budget.leased_bytes(), 0);
     }
 }

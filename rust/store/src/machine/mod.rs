@@ -31,7 +31,7 @@ pub use message::{FlushReport, OpId, PutStatus};
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
-use crate::resident::FreedSlots;
+use crate::resident::{FreedSlots, ReservedBytes};
 use crate::stats::Counters;
 use drive::Drive;
 use flush::FlushOp;
@@ -120,6 +120,7 @@ pub(crate) struct Machine {
     dirty: BTreeMap<u64, BlockId>,
     dirty_bytes: u64,
     copying_bytes: u64,
+    reserved: ReservedBytes,
     loading_bytes: u64,
     dram_blocks: u64,
     nvme_blocks: u64,
@@ -165,6 +166,7 @@ impl Machine {
             dirty: BTreeMap::new(),
             dirty_bytes: 0,
             copying_bytes: 0,
+            reserved: ReservedBytes::default(),
             loading_bytes: 0,
             dram_blocks: 0,
             nvme_blocks: 0,

@@ -124,7 +124,7 @@ impl Machine {
         if !self.supersedes(ns, item) {
             return Err(PutStatus::Exists);
         }
-        let waiting = self.dirty_bytes + self.copying_bytes;
+        let waiting = self.dirty_bytes + self.copying_bytes + self.reserved.get();
         let after = waiting + self.layout(ns).block_bytes();
         self.throttling &= waiting > self.limits.dirty_low_bytes;
         self.throttling |= after > self.limits.dirty_high_bytes;
@@ -218,9 +218,11 @@ impl Machine {
     pub(super) fn reserve(&mut self, op: OpId, ns: u32, items: &[PutItem], out: &mut Vec<Command>) {
         let mut slots = Vec::with_capacity(items.len());
         for item in items {
-            let slot = self.admit(ns, item);
-            if matches!(slot, Err(PutStatus::Throttled)) {
-                self.throttled(ns, item);
+            let mut slot = self.admit(ns, item);
+            match &mut slot {
+                Ok(filling) => filling.book(&self.reserved),
+                Err(PutStatus::Throttled) => self.throttled(ns, item),
+                Err(_) => {}
             }
             slots.push(slot);
         }

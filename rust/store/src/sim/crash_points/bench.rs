@@ -1,6 +1,6 @@
 //! A machine on two drives, opened as a store is and performed by hand in a fixed order.
 
-use crate::directory::{Drive, open_drive};
+use crate::directory::{Drive, OpenFiles, open_drive};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::io::{segment_name, verify};
 use crate::log::LogEntry;
@@ -89,7 +89,7 @@ impl Bench {
             ..Seams::default()
         };
         let open = |(number, path): (u16, &std::path::PathBuf)| {
-            open_drive(&config, &seams, path, number).expect("opens")
+            open_drive(&config, &seams, path, number, &OpenFiles::of(DRIVES)).expect("opens")
         };
         let drives: Vec<Drive> = (0..).zip(&config.nvme_paths).map(open).collect();
         let (mut machine, index) = machine(&drives);
