@@ -11,6 +11,8 @@ PYTEST_ARGS ?=
 CARGO_ARGS ?=
 DEMO_ARGS ?=
 STEPS ?= 2000
+ROUNDS ?= 100
+SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,11 +43,11 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model lint bench docs lock clean FORCE
+.PHONY: help build demo test test-rust test-python test-model crash lint bench docs lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, STEPS.'
+	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, STEPS, ROUNDS, SEED.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 
@@ -75,6 +77,10 @@ test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' choo
 test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
 	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest -k model $(PYTEST_ARGS)
 
+crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
+	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) \
+		--report ../build/reports/crash.json
+
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)
 	@$(call timed,clippy,$(PYO3_ENV) \
@@ -82,8 +88,7 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,ruff check,$(BIN)/ruff check .)
 	@$(call timed,ruff format,$(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/python -m mypy)
-	@$(call timed,stubtest,$(BIN)/python -m mypy.stubtest \
-		--mypy-config-file pyproject.toml tiered_kv._core)
+	@$(call timed,stubtest,$(BIN)/python tests/stubtest_core.py)
 	@$(call timed,tidy and licences,$(BIN)/python -m pytest -q \
 		tests/test_tidy.py tests/test_licences.py)
 

@@ -29,6 +29,7 @@ pub use choose::{EngineConfig, choose_engine};
 pub use clock::{
     Clock, Entropy, ManualClock, Nanos, OsEntropy, OsThreads, SeededEntropy, SystemClock, Threads,
 };
+pub use directory::open_for_append;
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};

@@ -142,6 +142,14 @@ impl Policy for Lru {
         set.iter().map(|(_, _, block)| *block).take(MAX_SKIPS).find(|block| !skip(*block))
     }
 
+    fn worth(&self, tier: Tier, block: BlockId) -> f64 {
+        let resident = self.tiers.get(&tier).and_then(|state| state.residents.get(&block));
+        match resident {
+            Some(resident) if resident.standing != Standing::Orphan => resident.stamp as f64,
+            _ => 0.0,
+        }
+    }
+
     fn candidates(&self, tier: Tier) -> usize {
         self.tiers.get(&tier).map_or(0, |state| state.count)
     }

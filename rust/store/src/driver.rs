@@ -4,6 +4,7 @@
 //! the microseconds of one step, and carries the commands out after it has let go.
 
 use crate::call::{BlockSource, Call, WriteBuf};
+use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
@@ -30,6 +31,7 @@ pub(crate) struct State {
     calls: HashMap<OpId, Call, KeyHasher>,
     next_op: u64,
     commands: Vec<Command>,
+    events: Option<EventFile>,
 }
 
 #[derive(Default)]
@@ -88,6 +90,7 @@ pub(crate) struct CoreParts {
     pub(crate) copies: WorkerPool,
     pub(crate) copy_threads: usize,
     pub(crate) hasher: KeyHasher,
+    pub(crate) events: Option<EventFile>,
 }
 
 impl Core {
@@ -97,6 +100,7 @@ impl Core {
             calls: HashMap::with_hasher(parts.hasher),
             next_op: 1,
             commands: Vec::new(),
+            events: parts.events,
         };
         Self {
             state: Mutex::new(state),
@@ -167,8 +171,11 @@ impl Core {
         let accessed = std::iter::from_fn(|| self.accesses.pop())
             .take(ACCESS_QUEUE)
             .map(|(ns, keys)| Event::Accessed { ns, keys });
-        let State { machine, commands, .. } = state;
+        let State { machine, commands, events: file, .. } = state;
         machine.step(self.now(), accessed.chain(events), commands);
+        if let Some(file) = file {
+            file.catch_up(machine);
+        }
         self.arm(machine.next_deadline());
         let mut work = Work::default();
         for command in std::mem::take(commands) {

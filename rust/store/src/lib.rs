@@ -21,6 +21,7 @@ mod call;
 mod delete;
 mod directory;
 mod driver;
+mod event_file;
 mod hold;
 mod index;
 mod inspect;

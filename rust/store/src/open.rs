@@ -2,6 +2,7 @@
 
 use crate::directory::{Drive, OpenFiles, found_segments, open_drive};
 use crate::driver::{Core, CoreParts};
+use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{DriveId, Event, Geometry, Limits, Machine, Now, Parts};
@@ -136,6 +137,7 @@ fn make_core(
     let bridge =
         |(number, d): (DriveId, &Drive)| IoBridge::new(number, d.geometry.segment_bytes, d.journal);
     let io = (0..).zip(drives).map(bridge).collect();
+    let events = config.event_file.as_deref().map(EventFile::open).transpose()?;
     Ok(Arc::new(Core::new(CoreParts {
         machine,
         index,
@@ -145,6 +147,7 @@ fn make_core(
         copies,
         copy_threads: config.copy_threads,
         hasher,
+        events,
     })))
 }
 

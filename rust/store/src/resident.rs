@@ -160,6 +160,11 @@ impl Filled {
         &self.crcs
     }
 
+    /// The segment of each slot.
+    pub(crate) fn segments(&self) -> SmallVec<[u32; 1]> {
+        self.filling.ids.iter().map(|id| id.segment).collect()
+    }
+
     pub(crate) fn into_resident(mut self, generation: u64, info: BlockInfo) -> Resident {
         let slots = self.filling.take_slots().into_iter().map(SlotMut::freeze).collect();
         Resident {

@@ -279,12 +279,15 @@ impl SlotAllocator {
         free
     }
 
-    /// Whether any segment is cut into slots of this class.
-    pub(crate) fn owns_segments(&self, slot_bytes: u64) -> bool {
-        let owns = |s: &Segment| {
-            s.slot_bytes == slot_bytes && matches!(s.state, State::Ready | State::Preparing)
-        };
-        self.segments.iter().any(owns)
+    /// Whether another class may have `segment` once `idle` of its slots are free.
+    pub(crate) fn is_takeable(&self, segment: u32, idle: u32) -> bool {
+        let found = &self.segments[segment as usize];
+        found.state == State::Ready && found.used() == idle && !self.busy.contains(&segment)
+    }
+
+    /// Whether no slot of `segment` is used.
+    pub(crate) fn is_empty(&self, segment: u32) -> bool {
+        self.segments[segment as usize].used() == 0
     }
 
     /// Where a slot begins in its segment.

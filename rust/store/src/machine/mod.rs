@@ -13,6 +13,7 @@ mod drive;
 mod evict;
 mod flush;
 mod get;
+mod handover;
 mod hold;
 mod message;
 mod offload;
@@ -125,6 +126,7 @@ pub(crate) struct Machine {
     dram_blocks: u64,
     nvme_blocks: u64,
     flushes: BTreeSet<OpId>,
+    handovers: handover::Attempts,
     holds: hold::Holds,
     /// Puts with blocks that wait for room.
     waiting_puts: BTreeSet<OpId>,
@@ -171,6 +173,7 @@ impl Machine {
             dram_blocks: 0,
             nvme_blocks: 0,
             flushes: BTreeSet::new(),
+            handovers: handover::Attempts::default(),
             holds: hold::Holds::default(),
             waiting_puts: BTreeSet::new(),
             throttling: false,
@@ -335,6 +338,10 @@ impl Machine {
             self.shapes.len() - 1
         });
         u32::try_from(at).expect("few shapes")
+    }
+
+    pub(crate) fn namespace_id(&self, ns: u32) -> NamespaceId {
+        self.namespaces[ns as usize].id
     }
 
     fn layout(&self, ns: u32) -> &KvLayout {

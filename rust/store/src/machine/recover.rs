@@ -162,6 +162,7 @@ impl Machine {
             slabs,
             head_groups,
             in_dram: false,
+            memory: SmallVec::new(),
             drive: OnDrive::Durable(records.iter().map(|(_, slot, _)| *slot).collect()),
             home,
             dirty: None,

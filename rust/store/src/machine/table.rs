@@ -38,6 +38,8 @@ pub(crate) struct Block {
     pub(crate) slabs: SmallVec<[(u64, u32); 1]>,
     /// Resident in memory.
     pub(crate) in_dram: bool,
+    /// The segments of its slots in memory.
+    pub(crate) memory: SmallVec<[u32; 1]>,
     pub(crate) drive: OnDrive,
     /// The drive it is on, where it is on one.
     pub(crate) home: DriveId,
@@ -210,6 +212,12 @@ impl BlockTable {
                 }
             }
         }
+    }
+
+    /// The blocks whose parent is `key`.
+    pub(crate) fn children(&self, key: &FullKey) -> impl Iterator<Item = BlockId> + '_ {
+        let next = |id: &BlockId| self.get(*id).and_then(|block| block.siblings.next);
+        std::iter::successors(self.kin(key).first, next)
     }
 
     /// Marks everything that hangs on `key` as out of reach, or as reached again; returns what
