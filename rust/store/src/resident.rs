@@ -17,11 +17,12 @@ use tiered_kv_types::BlockInfo;
 /// Slots whose last owner is gone, on their way back to the allocator.
 pub(crate) type FreedSlots = Arc<SegQueue<SlotId>>;
 
-/// Bytes that callers have reserved and neither published nor given back.
+/// Bytes of slots that were taken to be stored, by a put or a reservation, and are neither visible
+/// nor given back.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReservedBytes(Arc<AtomicU64>);
+pub(crate) struct EnteringBytes(Arc<AtomicU64>);
 
-impl ReservedBytes {
+impl EnteringBytes {
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -35,7 +36,7 @@ impl ReservedBytes {
 
 #[derive(Debug)]
 struct Booking {
-    total: ReservedBytes,
+    total: EnteringBytes,
     bytes: u64,
 }
 
@@ -57,7 +58,7 @@ pub struct Filling {
     freed: FreedSlots,
     /// The store's generation when the slots were taken.
     begun: u64,
-    /// Of slots that a caller reserved, until they are published or dropped.
+    /// Of slots that are to be stored, until they are published or dropped.
     booking: Option<Booking>,
 }
 
@@ -67,8 +68,8 @@ impl Filling {
         Self { slots, ids, lens, freed, begun, booking: None }
     }
 
-    /// Counts the block among what callers have reserved.
-    pub(crate) fn book(&mut self, total: &ReservedBytes) {
+    /// Counts the block among what is on its way in.
+    pub(crate) fn book(&mut self, total: &EnteringBytes) {
         self.booking = Some(total.book(self.bytes()));
     }
 

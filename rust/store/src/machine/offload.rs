@@ -256,7 +256,9 @@ impl Machine {
         let drive = &mut self.drives[usize::from(home)];
         let Some(answer) = answer else {
             // Their headers are written with the group; nothing is left to be zeroed.
-            slots.iter().for_each(|slot| drop(drive.clears.remove(slot)));
+            for slot in &slots {
+                drive.clears.remove(slot);
+            }
             return DriveSlots::Got(home, slots);
         };
         // A slot given back is as it was: zeroing it would be a group of its own, again and again
