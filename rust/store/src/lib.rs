@@ -38,6 +38,8 @@ mod seams;
 mod sim;
 mod stats;
 mod store;
+#[cfg(test)]
+mod unlocked;
 
 pub use answers::{DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};

@@ -51,7 +51,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     config.check()?;
     check_origin()?;
     let (drives, lost) = open_drives(config, seams)?;
-    let dram = config.dram_capacity.unwrap_or_else(default_dram);
+    let dram = config.dram_capacity.unwrap_or_else(|| default_dram(memory_limit_bytes()));
     let memory = memory_geometry(dram);
     let populate = Instant::now();
     let arena = open_arena(&memory, config)?;
@@ -103,8 +103,8 @@ fn check_origin() -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
-fn default_dram() -> u64 {
-    memory_limit_bytes().map_or(DEFAULT_DRAM_BYTES, |limit| (limit / 4).min(DEFAULT_DRAM_BYTES))
+pub(crate) fn default_dram(limit: Option<u64>) -> u64 {
+    limit.map_or(DEFAULT_DRAM_BYTES, |limit| (limit / 4).min(DEFAULT_DRAM_BYTES))
 }
 
 fn memory_geometry(capacity: u64) -> Geometry {

@@ -18,7 +18,7 @@ use tiered_kv_io::{Alignment, Arena, ArenaConfig, Disk, ManualClock, MemDisk, Se
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{BlockKey, KvLayout, MissReason, NamespaceId, StoreConfig};
 
-pub(super) const DRIVES: usize = 2;
+pub(in crate::sim) const DRIVES: usize = 2;
 const SEGMENT: u64 = 32 << 10;
 /// Three segments of 32 KiB on each drive, beside the journal's eight pages.
 const CAPACITY: u64 = (64 << 10) + 8 * 4096 + 3 * SEGMENT;
@@ -28,19 +28,19 @@ const MOST_STEPS: usize = 1000;
 
 /// Which of the I/O commands in flight is performed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(in crate::sim) enum Order {
     OldestFirst,
     NewestFirst,
 }
 
-pub(super) type OnLog = Box<dyn FnMut(&LogEntry)>;
+pub(in crate::sim) type OnLog = Box<dyn FnMut(&LogEntry)>;
 
-pub(super) struct Bench {
-    pub(super) machine: Machine,
+pub(in crate::sim) struct Bench {
+    pub(in crate::sim) machine: Machine,
     index: Arc<ReadIndex>,
     drives: Vec<Drive>,
     /// Numbers of the two namespaces: blocks of one slab, blocks of two.
-    pub(super) ns: [u32; 2],
+    pub(in crate::sim) ns: [u32; 2],
     layouts: [KvLayout; 2],
     now: Now,
     order: Order,
@@ -51,16 +51,18 @@ pub(super) struct Bench {
     next_op: u64,
     logged: u64,
     on_log: Option<OnLog>,
+    /// Copies out of memory find other bytes than were stored.
+    damaged: bool,
     /// Segments that were given to another size class.
-    pub(super) class_changes: usize,
+    pub(in crate::sim) class_changes: usize,
 }
 
 /// An empty drive that writes single sectors.
-pub(super) fn blank() -> MemDisk {
+pub(in crate::sim) fn blank() -> MemDisk {
     MemDisk::with_alignment(Alignment { memory: 1, offset: 512 })
 }
 
-pub(super) fn layouts() -> [KvLayout; 2] {
+pub(in crate::sim) fn layouts() -> [KvLayout; 2] {
     [
         KvLayout::uniform(16, 5000).expect("valid"),
         KvLayout::grid(16, 2, 1, vec![3000, 9000]).expect("valid"),
@@ -69,7 +71,7 @@ pub(super) fn layouts() -> [KvLayout; 2] {
 
 impl Bench {
     /// Opens what the disks hold, by the code that opens a store.
-    pub(super) fn open(disks: &[Arc<MemDisk>], unix_ns: u64, order: Order) -> Self {
+    pub(in crate::sim) fn open(disks: &[Arc<MemDisk>], unix_ns: u64, order: Order) -> Self {
         let paths = (0..DRIVES).map(|n| n.to_string().into());
         let config = StoreConfig {
             nvme_paths: paths.collect(),
@@ -114,15 +116,16 @@ impl Bench {
             next_op: 1,
             logged: 0,
             on_log: None,
+            damaged: false,
             class_changes: 0,
         }
     }
 
-    pub(super) fn on_log(&mut self, on_log: OnLog) {
+    pub(in crate::sim) fn on_log(&mut self, on_log: OnLog) {
         self.on_log = Some(on_log);
     }
 
-    pub(super) fn unix_ns(&self) -> u64 {
+    pub(in crate::sim) fn unix_ns(&self) -> u64 {
         self.now.unix_ns
     }
 
@@ -140,14 +143,14 @@ impl Bench {
         for command in commands {
             match command {
                 Command::Complete { op, outcome } => drop(self.done.insert(op, outcome)),
-                Command::CopyIn { .. } => self.copies.push(command),
+                Command::CopyIn { .. } | Command::CopyOut { .. } => self.copies.push(command),
                 io => self.io.push_back(io),
             }
         }
     }
 
     /// Performs one command, copies before I/O; says whether there was one.
-    fn perform(&mut self) -> bool {
+    pub(in crate::sim) fn perform(&mut self) -> bool {
         let io = match self.order {
             Order::OldestFirst => VecDeque::pop_front,
             Order::NewestFirst => VecDeque::pop_back,
@@ -159,7 +162,7 @@ impl Bench {
     }
 
     /// Makes a call and performs commands until it has ended; others may be left in flight.
-    pub(super) fn call(&mut self, event: impl FnOnce(OpId) -> Event) -> Outcome {
+    pub(in crate::sim) fn call(&mut self, event: impl FnOnce(OpId) -> Event) -> Outcome {
         let op = OpId(self.next_op);
         self.next_op += 1;
         self.feed(event(op));
@@ -172,7 +175,12 @@ impl Bench {
         panic!("a call that never ends: {:?}", self.io);
     }
 
-    pub(super) fn put(&mut self, ns: usize, items: Vec<PutItem>, versions: &[u64]) -> Outcome {
+    pub(in crate::sim) fn put(
+        &mut self,
+        ns: usize,
+        items: Vec<PutItem>,
+        versions: &[u64],
+    ) -> Outcome {
         let contents = items.iter().map(|i| i.key).zip(versions.iter().copied());
         self.puts.insert(OpId(self.next_op), (ns, contents.collect()));
         let ns = self.ns[ns];
@@ -180,7 +188,7 @@ impl Bench {
     }
 
     /// Lets everything in flight end, and what follows from a tick.
-    pub(super) fn settle(&mut self) {
+    pub(in crate::sim) fn settle(&mut self) {
         self.feed(Event::Tick);
         for _ in 0..MOST_STEPS {
             if !self.perform() {
@@ -191,7 +199,7 @@ impl Bench {
     }
 
     /// The version stored under a key, read as a caller would.
-    pub(super) fn get(&mut self, ns: usize, key: BlockKey) -> Result<u64, MissReason> {
+    pub(in crate::sim) fn get(&mut self, ns: usize, key: BlockKey) -> Result<u64, MissReason> {
         let full = FullKey { ns: self.ns[ns], key };
         if !self.index.residency(&full).0.is_hit() {
             return Err(MissReason::Absent);
@@ -212,8 +220,40 @@ impl Bench {
         Ok(version_of(&self.layouts[ns], &key, &bytes))
     }
 
+    /// I/O commands in flight, in the order in which they came.
+    pub(in crate::sim) fn in_flight(&self) -> impl Iterator<Item = &Command> {
+        self.io.iter()
+    }
+
+    /// The generation of the copy in memory.
+    pub(in crate::sim) fn generation(&self, ns: usize, key: BlockKey) -> u64 {
+        self.index.pin(&FullKey { ns: self.ns[ns], key }).expect("in memory").generation()
+    }
+
+    /// A get into a caller's buffer of a copy in memory whose bytes no longer have their checksum.
+    pub(in crate::sim) fn damaged_get(
+        &mut self,
+        ns: usize,
+        key: BlockKey,
+    ) -> Result<(), MissReason> {
+        self.damaged = true;
+        let ns = self.ns[ns];
+        let outcome = self.call(|op| Event::Get {
+            op,
+            ns,
+            keys: vec![key],
+            deadline: u64::MAX,
+            into: true,
+            count: false,
+            hold: None,
+        });
+        self.damaged = false;
+        let Outcome::Into(mut items) = outcome else { panic!("a get_into ends as one") };
+        items.pop().expect("one key, one answer").map(drop)
+    }
+
     /// Closes as a store does, leaving a checkpoint on each drive.
-    pub(super) fn close(mut self) {
+    pub(in crate::sim) fn close(mut self) {
         self.call(|op| Event::Close { op, deadline: u64::MAX });
         assert!(self.io.is_empty(), "a close ends when nothing is in flight");
         for (number, drive) in (0..).zip(&self.drives) {
@@ -228,6 +268,10 @@ impl Bench {
                 let (key, version) = contents[item];
                 let bytes = payload(&self.layouts[*ns], &key, version);
                 Event::CopiedIn { op, item, filled: Some(into.fill_from(&bytes)) }
+            }
+            Command::CopyOut { op, item, from } => {
+                let intact = Some(!self.damaged);
+                Event::CopiedOut { op, item, intact, generation: from.generation() }
             }
             Command::Load { block, drive, reads, mut into } => {
                 let disk = &self.drives[usize::from(drive)].disk;

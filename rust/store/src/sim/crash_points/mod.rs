@@ -2,7 +2,7 @@
 //! operation on a disk, and for each with every part of the unsynced writes that could make a
 //! difference.
 
-mod bench;
+pub(super) mod bench;
 mod ledger;
 mod watch;
 
