@@ -10,6 +10,7 @@ PYTHON ?= python3.11
 PYTEST_ARGS ?=
 CARGO_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 STEPS ?= 2000
 ROUNDS ?= 100
 SEED ?= 1
@@ -47,7 +48,7 @@ timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - star
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, STEPS, ROUNDS, SEED.'
+	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS, SEED.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 
@@ -92,9 +93,11 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,tidy and licences,$(BIN)/python -m pytest -q \
 		tests/test_tidy.py tests/test_licences.py)
 
-bench: $(CORE) ## Run the benchmarks (criterion, pytest-benchmark); never part of the tests.
+bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
+	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
+	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
 	cargo bench --locked $(CARGO_ARGS)
-	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \

@@ -10,7 +10,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from tiered_kv._core._channel import Call, Channel, CompletionQueue
+from tiered_kv._core._attached import Attached, AttachedHold
+from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Lease, Leases, Reservation
 from tiered_kv._core._results import (
@@ -21,15 +22,15 @@ from tiered_kv._core._results import (
     Lookup,
     PutReport,
 )
-from tiered_kv._core._store import Store
+from tiered_kv._core._store import StallGate, Store
 
 __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
-    "Call",
+    "Attached",
+    "AttachedHold",
     "Channel",
     "CloseReport",
-    "CompletionQueue",
     "DeleteReport",
     "FlushReport",
     "Hold",
@@ -42,6 +43,7 @@ __all__ = [
     "PutReport",
     "Request",
     "Reservation",
+    "StallGate",
     "Store",
     "__version__",
     "blake3",

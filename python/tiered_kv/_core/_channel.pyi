@@ -1,59 +1,26 @@
 """Calls in progress, and where their results come."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias, final
-
-from typing_extensions import Buffer
-
-from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
-from tiered_kv._core._store import Store
-
-_Blocks: TypeAlias = Buffer | Sequence[Buffer]
-
-@final
-class CompletionQueue:
-    """The results of one event loop's calls."""
-
-    def __new__(cls) -> CompletionQueue: ...
-    def fileno(self) -> int:
-        """The descriptor that becomes readable when there are results."""
-    def drain(self) -> list[tuple[int, Any]]:
-        """Takes all results, each with its call's token."""
-    def close(self) -> None:
-        """Drops what is there and all that is still to come."""
-
-@final
-class Call:
-    """A call in progress, whose result comes through its queue under `token`."""
-
-    @property
-    def token(self) -> int: ...
-    def cancel(self) -> None:
-        """Asks the core to end the call; its result still comes, when its buffers are free."""
+from typing import Any, final
 
 @final
 class Channel:
-    """Calls without an event loop; see `tiered_kv.Channel`."""
+    """A completion queue: calls in progress and their results; see `tiered_kv.Channel`."""
 
-    def __new__(cls, store: Store, capacity: int) -> Channel: ...
+    @staticmethod
+    def for_loop() -> Channel:
+        """The channel of an event loop: a result that is there when a call returns is returned."""
     @property
     def closed(self) -> bool: ...
-    def fileno(self) -> int: ...
-    def submit_exists(self, ns: Namespace, keys: Buffer) -> int: ...
-    def submit_get_into(
-        self,
-        ns: Namespace,
-        keys: Buffer,
-        buffers: _Blocks,
-        timeout: float | None = None,
-        req: Request | None = None,
-        hold: Hold | None = None,
-    ) -> int: ...
-    def submit_put(
-        self, ns: Namespace, keys: Buffer, buffers: _Blocks, options: PutOptions
-    ) -> int: ...
-    def submit_delete(self, ns: Namespace, keys: Buffer, timeout: float | None = None) -> int: ...
-    def drain(self) -> list[tuple[int, bool, bytes, int, float]]: ...
+    def fileno(self) -> int:
+        """The descriptor that is readable while there are results."""
+    def drain(self) -> list[tuple[int, bool, bytes, int, float]]:
+        """Takes all results as summaries: number, ok, bitmap by key, bytes, seconds."""
+    def results(self) -> list[tuple[int, Any]]:
+        """Takes all results as they are, each with its call's number."""
     def pending(self) -> int: ...
+    def cancel(self, number: int) -> None:
+        """Asks the core to end a call; its result still comes, when its buffers are free."""
     def quiesce(self, timeout: float | None = None) -> bool: ...
     def close(self) -> None: ...
+    def abandon(self) -> None:
+        """Cancels what is in progress and drops all results, those to come too; does not wait."""

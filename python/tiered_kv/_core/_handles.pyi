@@ -83,6 +83,7 @@ class PutOptions:
         block_type: str | None = None,
         wait: float | None = None,
         timeout: float | None = None,
+        req: Request | None = None,
     ) -> PutOptions: ...
 
 @final
@@ -106,4 +107,7 @@ class Request:
         Args:
             output_tokens: Tokens that the request generated.
             engine_hit_tokens: Prompt tokens that the engine's own cache served.
+
+        Raises:
+            InvalidArgumentError: A number is negative or 2^64 or more.
         """

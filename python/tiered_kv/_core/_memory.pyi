@@ -28,7 +28,7 @@ class Leases:
         """Flags of each block, as in `Lookup.flags`; 0 for a miss."""
     def slab(self, index: int, slab: int) -> memoryview | None:
         """A view of one slab of a block, or None for a miss."""
-    def dlpack(self, index: int, slab: int = 0) -> Lease | None:
+    def dlpack(self, index: int, slab: int | None = None) -> Lease | None:
         """One slab as an object for `numpy.from_dlpack` or `torch.from_dlpack`; None for a miss."""
     def release(self) -> None:
         """Unpins every block without a view alive; the others follow with their last view."""

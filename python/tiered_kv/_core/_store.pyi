@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias, final, overload
 
 from typing_extensions import Buffer
 
-from tiered_kv._core._channel import Call, CompletionQueue
+from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Leases, Reservation
 from tiered_kv._core._results import (
@@ -26,8 +26,9 @@ _Seconds: TypeAlias = float | None
 class Store:
     """An open store.
 
-    Without a completion queue a call waits for its result. With one it returns the result where
-    nothing has to be waited for, else a `Call`, whose result comes through the queue.
+    Without a channel a call waits for its result. With one it returns the call's number, under
+    which the result comes through the channel; with an event loop's, the result where nothing has
+    to be waited for.
     """
 
     @staticmethod
@@ -36,6 +37,8 @@ class Store:
     def lookup(self, ns: Namespace, keys: Buffer, mode: str = "prefix") -> Lookup: ...
     def contains(self, ns: Namespace, key: Buffer) -> bool: ...
     def lookup_hybrid(self, ns: Namespace, groups: Sequence[tuple[Buffer, _Rule]]) -> int: ...
+    def exists(self, ns: Namespace, keys: Buffer, channel: Channel) -> int: ...
+    def channel(self, capacity: int) -> Channel: ...
     def hold(self, ns: Namespace, keys: Buffer, ttl: float) -> Hold: ...
     def prefetch(self, ns: Namespace, keys: Buffer) -> None: ...
     @overload
@@ -46,7 +49,7 @@ class Store:
         timeout: float | None = None,
         req: Request | None = None,
         hold: Hold | None = None,
-        queue: None = None,
+        channel: None = None,
     ) -> Leases: ...
     @overload
     def get(
@@ -56,8 +59,8 @@ class Store:
         timeout: float | None,
         req: Request | None,
         hold: Hold | None,
-        queue: CompletionQueue,
-    ) -> Leases | Call: ...
+        channel: Channel,
+    ) -> Leases | int: ...
     @overload
     def get_into(
         self,
@@ -67,7 +70,7 @@ class Store:
         timeout: float | None = None,
         req: Request | None = None,
         hold: Hold | None = None,
-        queue: None = None,
+        channel: None = None,
     ) -> IntoReport: ...
     @overload
     def get_into(
@@ -78,11 +81,16 @@ class Store:
         timeout: float | None,
         req: Request | None,
         hold: Hold | None,
-        queue: CompletionQueue,
-    ) -> IntoReport | Call: ...
+        channel: Channel,
+    ) -> IntoReport | int: ...
     @overload
     def put(
-        self, ns: Namespace, keys: Buffer, buffers: _Blocks, options: PutOptions, queue: None = None
+        self,
+        ns: Namespace,
+        keys: Buffer,
+        buffers: _Blocks,
+        options: PutOptions,
+        channel: None = None,
     ) -> PutReport: ...
     @overload
     def put(
@@ -91,37 +99,53 @@ class Store:
         keys: Buffer,
         buffers: _Blocks,
         options: PutOptions,
-        queue: CompletionQueue,
-    ) -> PutReport | Call: ...
+        channel: Channel,
+    ) -> PutReport | int: ...
     @overload
-    def flush(self, timeout: float | None = None, queue: None = None) -> FlushReport: ...
+    def flush(self, timeout: float | None = None, channel: None = None) -> FlushReport: ...
     @overload
-    def flush(self, timeout: float | None, queue: CompletionQueue) -> FlushReport | Call: ...
+    def flush(self, timeout: float | None, channel: Channel) -> FlushReport | int: ...
     @overload
     def delete(
-        self, ns: Namespace, keys: Buffer, timeout: float | None = None, queue: None = None
+        self, ns: Namespace, keys: Buffer, timeout: float | None = None, channel: None = None
     ) -> DeleteReport: ...
     @overload
     def delete(
-        self, ns: Namespace, keys: Buffer, timeout: float | None, queue: CompletionQueue
-    ) -> DeleteReport | Call: ...
+        self, ns: Namespace, keys: Buffer, timeout: float | None, channel: Channel
+    ) -> DeleteReport | int: ...
     @overload
     def delete_all(
-        self, ns: Namespace, seconds: _Seconds = None, timeout: _Seconds = None, queue: None = None
+        self,
+        ns: Namespace,
+        seconds: _Seconds = None,
+        timeout: _Seconds = None,
+        channel: None = None,
     ) -> DeleteReport: ...
     @overload
     def delete_all(
-        self, ns: Namespace, seconds: float | None, timeout: float | None, queue: CompletionQueue
-    ) -> DeleteReport | Call: ...
+        self, ns: Namespace, seconds: float | None, timeout: float | None, channel: Channel
+    ) -> DeleteReport | int: ...
     def reserve(self, ns: Namespace, keys: Buffer, options: PutOptions) -> Reservation: ...
     def publish(self, reservation: Reservation) -> PutReport: ...
     def begin_request(self, context: RequestContext) -> Request: ...
     def stats(self) -> dict[str, Any]: ...
     def health(self) -> dict[str, Any]: ...
     def audit(self) -> dict[str, Any]: ...
-    def events(self, since: int = 0) -> list[dict[str, Any]]: ...
+    def events(self, since: int | None = None) -> list[dict[str, Any]]: ...
     @property
     def open_times(self) -> dict[str, float]: ...
     @property
     def closed(self) -> bool: ...
     def close(self) -> CloseReport: ...
+
+@final
+class StallGate:
+    """Stalls the reads of a store's drives, for tests. Release builds lack it."""
+
+    def __new__(cls) -> StallGate: ...
+    def open_store(self, fields: dict[str, Any]) -> Store: ...
+    def shut(self) -> None: ...
+    def open(self) -> None: ...
+    @property
+    def waiting(self) -> int:
+        """Reads that wait."""

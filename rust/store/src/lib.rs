@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod attach;
 mod call;
 mod delete;
 mod directory;
@@ -30,6 +31,8 @@ mod log;
 mod machine;
 mod namespace;
 mod open;
+mod owner;
+mod registry;
 mod request;
 mod reserve;
 mod resident;
@@ -41,7 +44,10 @@ mod store;
 #[cfg(test)]
 mod unlocked;
 
-pub use answers::{DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode};
+pub use answers::{
+    Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode,
+};
+pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
 pub use delete::Delete;
 pub use hold::{GroupRule, Hold};

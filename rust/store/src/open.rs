@@ -48,8 +48,6 @@ pub(crate) struct Opened {
 
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
-    config.check()?;
-    check_origin()?;
     let (drives, lost) = open_drives(config, seams)?;
     let dram = config.dram_capacity.unwrap_or_else(|| default_dram(memory_limit_bytes()));
     let memory = memory_geometry(dram);
@@ -67,10 +65,11 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         held_high_bytes: (capacity + drive_bytes) / 2,
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
     };
+    let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
-        freed: FreedSlots::default(),
+        freed: freed.clone(),
         policy: Box::new(Lru::new()),
         limits,
         memory,
@@ -82,7 +81,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let recovery = Instant::now();
     recover(&drives, lost.is_empty(), &mut machine, seams)?;
     let recover_s = recovery.elapsed().as_secs_f64();
-    let budget = LeaseBudget::new(part(config.max_leased_fraction));
+    let budget = LeaseBudget::new(part(config.max_leased_fraction), freed);
     let core = make_core(config, seams, machine, index, budget, &drives, hasher)?;
     for (number, drive) in drives.iter().enumerate() {
         start_engine(config, seams, &core, number, drive, &arena)?;
@@ -93,7 +92,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     Ok(Opened { core, drives, lost, arena, times: OpenTimes { total_s, populate_s, recover_s } })
 }
 
-fn check_origin() -> Result<()> {
+pub(crate) fn check_origin() -> Result<()> {
     if !Running::in_parent() {
         return Ok(());
     }

@@ -59,7 +59,11 @@ fn accesses_that_the_queue_cannot_hold_are_dropped_and_counted() {
     assert_eq!(hits, Some(gets), "counting never waits");
     let stats = store.stats();
     let dropped = stats.counters.iter().find(|(n, _)| *n == "accesses_dropped").expect("there").1;
-    assert_eq!(dropped, gets as u64 - 4096, "what the bounded queue could not take");
+    assert_eq!(
+        dropped,
+        gets as u64 - crate::driver::ACCESS_QUEUE as u64,
+        "what the bounded queue could not take"
+    );
 }
 
 #[test]

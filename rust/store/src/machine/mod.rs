@@ -306,6 +306,11 @@ impl Machine {
         ns
     }
 
+    /// The number of a namespace that was met before.
+    pub(crate) fn known_namespace(&self, id: &NamespaceId) -> Option<u32> {
+        self.ns_by_id.get(id).copied()
+    }
+
     /// Opens a namespace for a caller. `Err` says which tier's slots are too small, and the slot's
     /// bytes.
     pub(crate) fn open_namespace(

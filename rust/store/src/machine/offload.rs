@@ -15,8 +15,9 @@ use tiered_kv_types::{Tier, round_up_to_page};
 /// Most blocks and bytes of one group.
 const GROUP_BLOCKS: usize = 1024;
 const GROUP_BYTES: u64 = 64 << 20;
-/// Groups under way at once: one writes payloads while the one before it commits.
-const GROUPS: usize = 2;
+/// Groups under way at once: while one commits, the next writes its last payloads and another its
+/// first, so that the device never waits for either.
+const GROUPS: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -84,8 +85,8 @@ impl Machine {
             return self.give_up_dirty();
         }
         let groups = &self.groups.under_way;
-        let writing = groups.iter().any(|g| g.phase == Phase::Payloads);
-        if writing || groups.len() >= GROUPS {
+        let writing = |g: &Group| g.phase == Phase::Payloads && g.left > g.blocks.len() / 4;
+        if groups.iter().any(writing) || groups.len() >= GROUPS {
             return;
         }
         let all_writable = self.drives.iter().all(Drive::is_writable);

@@ -4,6 +4,7 @@ use crate::index::{FullKey, KeyHasher};
 use crate::machine::{BlockId, DriveId, OpId, SlotId};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
+use std::hash::BuildHasher as _;
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// Where a block stands on the drive.
@@ -100,6 +101,16 @@ impl BlockTable {
             kin: HashMap::with_hasher(hasher),
             orphans: 0,
         }
+    }
+
+    /// Makes room for so many more blocks.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        self.blocks.reserve(blocks);
+        self.by_key.reserve(blocks);
+    }
+
+    pub(crate) fn hash(&self, key: &FullKey) -> u64 {
+        self.by_key.hasher().hash_one(key)
     }
 
     /// Blocks that no root reaches.
