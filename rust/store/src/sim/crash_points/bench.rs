@@ -5,7 +5,8 @@ use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::io::{segment_name, verify};
 use crate::log::LogEntry;
 use crate::machine::{
-    Command, Event, Geometry, Limits, LoadFault, Machine, Now, OpId, Outcome, Parts, PutItem,
+    Command, Event, Geometry, GetTarget, Limits, LoadFault, Machine, Now, OpId, Outcome, Parts,
+    PutItem,
 };
 use crate::open::recover;
 use crate::resident::FreedSlots;
@@ -210,7 +211,7 @@ impl Bench {
             ns: number,
             keys,
             deadline,
-            into: false,
+            target: GetTarget::Leases,
             count: false,
             hold: None,
         });
@@ -243,7 +244,7 @@ impl Bench {
             ns,
             keys: vec![key],
             deadline: u64::MAX,
-            into: true,
+            target: GetTarget::Buffers,
             count: false,
             hold: None,
         });
@@ -273,7 +274,7 @@ impl Bench {
                 let intact = Some(!self.damaged);
                 Event::CopiedOut { op, item, intact, generation: from.generation() }
             }
-            Command::Load { block, drive, reads, mut into } => {
+            Command::Load { block, drive, reads, mut into, .. } => {
                 let disk = &self.drives[usize::from(drive)].disk;
                 let mut slots = into.take_slots();
                 for (slot, read) in slots.iter_mut().zip(&reads) {
@@ -335,7 +336,7 @@ fn machine(drives: &[Drive]) -> (Machine, Arc<ReadIndex>) {
     let capacity = MEMORY.segment_bytes * u64::from(MEMORY.segments);
     let mut arena = ArenaConfig::new(capacity);
     arena.huge_pages = false;
-    let index = Arc::new(ReadIndex::new(1));
+    let index = Arc::new(ReadIndex::new(1, false));
     let machine = Machine::new(Parts {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),
@@ -348,6 +349,7 @@ fn machine(drives: &[Drive]) -> (Machine, Arc<ReadIndex>) {
             held_high_bytes: capacity,
         },
         memory: MEMORY,
+        staging: false,
         drives: drives.iter().map(Drive::parts).collect(),
         journal_pages: drives.iter().map(|d| d.journal_pages).min().expect("two drives"),
         hasher: KeyHasher::with_seed(2),
