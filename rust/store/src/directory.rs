@@ -217,8 +217,9 @@ fn check_segments(segments: u32, files: u64) -> Result<()> {
     }
     Err(config_error(format!(
         "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
-         {files} open beside those of the other drives, and {MAX_SEGMENTS} at most: raise its limit of open files (`ulimit -n`), \
-         give less, or make a new directory with larger `segment_bytes`"
+         {files} open beside those of the other drives, and {MAX_SEGMENTS} at most: raise its \
+         limit of open files (`ulimit -n`), give less, or make a new directory with larger \
+         `segment_bytes`"
     )))
 }
 
