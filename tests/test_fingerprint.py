@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tiny_models
+from tiered_kv._core import blake3_file
 from tiered_kv.engines import _fingerprint
 
 
@@ -16,11 +17,10 @@ from tiered_kv.engines import _fingerprint
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were read to be hashed."""
     read: list[str] = []
-    digest = _fingerprint.blake3_file
 
     def counting(path: Any) -> str:
         read.append(Path(path).name)
-        return digest(path)
+        return blake3_file(path)
 
     monkeypatch.setattr(_fingerprint, "blake3_file", counting)
     return read
