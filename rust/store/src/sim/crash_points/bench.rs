@@ -73,6 +73,16 @@ pub(in crate::sim) fn layouts() -> [KvLayout; 2] {
 impl Bench {
     /// Opens what the disks hold, by the code that opens a store.
     pub(in crate::sim) fn open(disks: &[Arc<MemDisk>], unix_ns: u64, order: Order) -> Self {
+        Self::open_with(disks, unix_ns, order, false)
+    }
+
+    /// The same, where `staging` without T1: a put ends when it is durable.
+    pub(in crate::sim) fn open_with(
+        disks: &[Arc<MemDisk>],
+        unix_ns: u64,
+        order: Order,
+        staging: bool,
+    ) -> Self {
         let paths = (0..DRIVES).map(|n| n.to_string().into());
         let config = StoreConfig {
             nvme_paths: paths.collect(),
@@ -95,7 +105,7 @@ impl Bench {
             open_drive(&config, &seams, path, number, &OpenFiles::of(DRIVES)).expect("opens")
         };
         let drives: Vec<Drive> = (0..).zip(&config.nvme_paths).map(open).collect();
-        let (mut machine, index) = machine(&drives);
+        let (mut machine, index) = machine(&drives, staging);
         recover(&drives, true, &mut machine, &seams).expect("reads");
         let layouts = layouts();
         let ns = [0, 1].map(|n| {
@@ -332,11 +342,11 @@ impl Bench {
     }
 }
 
-fn machine(drives: &[Drive]) -> (Machine, Arc<ReadIndex>) {
+fn machine(drives: &[Drive], staging: bool) -> (Machine, Arc<ReadIndex>) {
     let capacity = MEMORY.segment_bytes * u64::from(MEMORY.segments);
     let mut arena = ArenaConfig::new(capacity);
     arena.huge_pages = false;
-    let index = Arc::new(ReadIndex::new(1, false));
+    let index = Arc::new(ReadIndex::new(1, staging));
     let machine = Machine::new(Parts {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),
@@ -349,7 +359,7 @@ fn machine(drives: &[Drive]) -> (Machine, Arc<ReadIndex>) {
             held_high_bytes: capacity,
         },
         memory: MEMORY,
-        staging: false,
+        staging,
         drives: drives.iter().map(Drive::parts).collect(),
         journal_pages: drives.iter().map(|d| d.journal_pages).min().expect("two drives"),
         hasher: KeyHasher::with_seed(2),

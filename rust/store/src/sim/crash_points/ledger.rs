@@ -25,6 +25,12 @@ impl Ledger {
         self.0.entry(key).or_default().offered.insert(version);
     }
 
+    /// A put may take the place of what is there before it is acknowledged itself.
+    pub(super) fn superseding(&mut self, key: BlockKey) {
+        let known = self.0.entry(key).or_default();
+        (known.current, known.durable) = (None, None);
+    }
+
     pub(super) fn stored(&mut self, key: BlockKey, version: u64) {
         let known = self.0.entry(key).or_default();
         // From now on the older copy's slots may be written over.

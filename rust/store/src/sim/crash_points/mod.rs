@@ -27,6 +27,8 @@ struct Script {
     watch: Arc<Mutex<Watch>>,
     disks: Vec<Arc<MemDisk>>,
     order: Order,
+    /// Without T1: what a put has acknowledged is durable.
+    staging: bool,
     opened: u64,
     version: u64,
     /// What the script has exercised, added up over its opens.
@@ -45,16 +47,17 @@ const DECODE: ComputedBy = ComputedBy::Decode;
 const PREFILL: ComputedBy = ComputedBy::Prefill;
 
 impl Script {
-    fn begin(order: Order) -> Self {
+    fn begin(order: Order, staging: bool) -> Self {
         let shared = Arc::new(Mutex::new(Watch::default()));
         let disks: Vec<Arc<MemDisk>> = (0..DRIVES).map(|_| Arc::new(blank())).collect();
         watch(&shared, &disks);
-        let bench = Bench::open(&disks, 1_000_000, order);
+        let bench = Bench::open_with(&disks, 1_000_000, order, staging);
         let mut script = Self {
             bench,
             watch: shared,
             disks,
             order,
+            staging,
             opened: 1,
             version: 0,
             seen: Seen::default(),
@@ -76,12 +79,20 @@ impl Script {
         let versions: Vec<u64> = (self.version + 1..).take(keys.len()).collect();
         self.version += keys.len() as u64;
         for (key, version) in keys.iter().zip(&versions) {
-            self.watch.lock().ledger.offered(*key, *version);
+            let ledger = &mut self.watch.lock().ledger;
+            ledger.offered(*key, *version);
+            if self.staging {
+                ledger.superseding(*key);
+            }
         }
         let Outcome::Put(statuses) = self.bench.put(ns, items, &versions) else { unreachable!() };
         assert_eq!(statuses, vec![PutStatus::Stored; keys.len()]);
         for (key, version) in keys.iter().zip(&versions) {
             self.watch.lock().ledger.stored(*key, *version);
+        }
+        if self.staging {
+            let ledger = &mut self.watch.lock().ledger;
+            ledger.flushed(keys.into_iter().zip(versions).collect());
         }
     }
 
@@ -152,7 +163,8 @@ impl Script {
         let disks = end(self.bench, self.disks);
         watch(&self.watch, &disks);
         self.opened += 1;
-        let bench = Bench::open(&disks, self.opened * 1_000_000_000, self.order);
+        let begin = self.opened * 1_000_000_000;
+        let bench = Bench::open_with(&disks, begin, self.order, self.staging);
         let mut next = Self { bench, disks, ..self };
         next.opened();
         next
@@ -171,7 +183,7 @@ impl Script {
 /// One drive has three segments: three blocks of the first namespace fill one of them, and a block
 /// of the second takes a slot of 4 KiB and one of 12 KiB.
 fn script(order: Order) -> (Counts, Seen, usize) {
-    let mut s = Script::begin(order);
+    let mut s = Script::begin(order, false);
     s.leave_older_copy([0, 1], [2, 3], [4, 5]);
     s.put(1, [40, 41], PREFILL);
     s.put(1, [42, 43], PREFILL);
@@ -222,6 +234,30 @@ fn script(order: Order) -> (Counts, Seen, usize) {
     s.put(0, [36, 9], PREFILL);
     s.flush();
     s.close_and_open().end()
+}
+
+/// Without T1 nothing is ever only in memory.
+fn script_without_memory(order: Order) -> (Counts, Seen, usize) {
+    let mut s = Script::begin(order, true);
+    s.put(0, 0..4, DECODE);
+    s.put(1, [40, 41], PREFILL);
+    s.put(0, [0, 1], PREFILL);
+    s.delete_keys(0, &[2]);
+    s.put(0, 4..8, PREFILL);
+    s.put(0, [2], PREFILL);
+    let mut s = s.cut_and_open();
+    s.put(0, [8, 9], PREFILL);
+    s.delete(1, Doomed::StoredBefore(u64::MAX));
+    s.put(1, [42, 43], PREFILL);
+    s.close_and_open().end()
+}
+
+#[test]
+fn without_memory_what_a_put_acknowledged_is_there_at_every_crash_point() {
+    let (counts, seen, graves) = script_without_memory(Order::OldestFirst);
+    let operations = counts.writes + counts.syncs + counts.files;
+    assert_eq!(counts.points, operations + 1, "a crash point at every operation");
+    assert!(counts.writes > 40 && counts.promises >= 6 && graves >= 3, "{counts:?}, {seen:?}");
 }
 
 /// Runs the script and sees that it was not idle.
