@@ -255,8 +255,17 @@ impl Machine {
                 Alloc::Prepare(_) | Alloc::Wait => answer = answer.or(Some(DriveSlots::Wait)),
             }
         }
-        let Some(answer) = answer else { return DriveSlots::Got(home, slots) };
-        self.drives[usize::from(home)].untake(&slots);
+        let drive = &mut self.drives[usize::from(home)];
+        let Some(answer) = answer else {
+            // Their headers are written with the group; nothing is left to be zeroed.
+            for slot in &slots {
+                drive.clears.remove(slot);
+            }
+            return DriveSlots::Got(home, slots);
+        };
+        // A slot given back is as it was: zeroing it would be a group of its own, again and again
+        // while a segment is being prepared.
+        slots.iter().for_each(|slot| drive.slots.free(*slot));
         self.count_on_drive(id, false);
         answer
     }
@@ -266,10 +275,7 @@ impl Machine {
         loop {
             let drive = &mut self.drives[usize::from(home)];
             match drive.slots.alloc(class) {
-                Alloc::Slot(slot) => {
-                    drive.clears.remove(&slot);
-                    return Alloc::Slot(slot);
-                }
+                Alloc::Slot(slot) => return Alloc::Slot(slot),
                 Alloc::Prepare(segment) => {
                     drive.preparing += 1;
                     // The new table is empty: nothing of the old one is left to be zeroed.
