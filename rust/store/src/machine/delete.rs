@@ -93,6 +93,13 @@ impl Journal {
         !writing && !matches!(self.retiring, Retiring::Clearing | Retiring::Zeroing { .. })
     }
 
+    /// Nothing is under way, and what waits has no room: a drive is away, so nothing retires.
+    pub(super) fn is_settled(&self) -> bool {
+        let full = self.used() >= self.pages && !self.complete;
+        let writing = self.flight.is_some() || (!self.pending.is_empty() && !full);
+        !writing && self.retiring == Retiring::No
+    }
+
     fn may_begin_retiring(&self, now: Nanos) -> bool {
         self.retiring == Retiring::No && now >= self.not_before
     }
