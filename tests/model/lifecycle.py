@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis.stateful import precondition
 
 from model.counting import any_spans, counted, seeds
 from model.oracle import EVER, Version
@@ -41,7 +40,7 @@ class Lifecycle(Stores):
 
         All that was durable is there; of what was put since, anything may be.
         """
-        uncertain: dict[bytes, list[Version]] = {}
+        unclear = set()
         for number in range(unsynced):
             part = span._replace(chain=(span.chain + number) % CHAINS)
             contents = self.new_contents(part, seed + number)
@@ -50,16 +49,13 @@ class Lifecycle(Stores):
                 ns, packed = side.spaces[part.space], b"".join(self.span_keys(part))
                 side.calls.put(ns, packed, contents, parent=self.parent(part))
             for put in self.puts(part, contents, "prefill", now, ["stored"] * len(contents)):
+                self.oracle.past.setdefault(put.key, []).append(put.version)
                 known = self.oracle.known.get(put.key)
-                if known is None or known.off_drive or known.version.computed == "decode":
-                    uncertain.setdefault(put.key, []).append(put.version)
+                if known is not None and known.version.computed == "decode":
+                    unclear.add(put.key)
         self.shut(self.crash_side)
-        for key, versions in uncertain.items():
-            known = self.oracle.known.pop(key, None)
-            past = self.oracle.past.setdefault(key, [])
-            past.extend(versions)
-            if known is not None and known.version not in past:
-                past.append(known.version)
+        for key in unclear:
+            self.oracle.known.pop(key)
         self.open_all(self.crash_leftovers())
 
     def crash_side(self, side: Side) -> None:
@@ -128,14 +124,27 @@ class Lifecycle(Stores):
         answer: dict[str, Any] = json.loads(said)
         return answer
 
-    @precondition(lambda self: self.lost is None)
     @counted(drive=st.integers(0, DRIVES - 1))
     def lose_drive(self, drive: int) -> None:
         """A drive is away: what it holds is a miss, and all else is there."""
+        if self.lost is not None:
+            self.have_it_back()
+        self.lose(drive)
+
+    @counted(drive=st.integers(0, DRIVES - 1))
+    def find_drive(self, drive: int) -> None:
+        """The drive is back, and with it what was neither deleted nor stored anew meanwhile."""
+        if self.lost is None:
+            self.lose(drive)
+        self.have_it_back()
+
+    def lose(self, drive: int) -> None:
         self.shut()
         for side in self.sides:
             (side.root / f"mount{drive}").rename(side.root / f"away{drive}")
         self.lost = drive
+        for known in self.oracle.known.values():
+            known.off_drive |= known.home is None
         unclear = {key: known for key, known in self.oracle.known.items() if known.off_drive}
         for key, known in list(self.oracle.known.items()):
             if known.home == drive and not known.off_drive:
@@ -146,11 +155,10 @@ class Lifecycle(Stores):
             if key not in self.oracle.known:
                 known.doubtful = True
                 self.oracle.away[key] = known
+            else:
+                known.home = self.present()[0]
 
-    @precondition(lambda self: self.lost is not None)
-    @counted()
-    def find_drive(self) -> None:
-        """The drive is back, and with it what was neither deleted nor stored anew meanwhile."""
+    def have_it_back(self) -> None:
         self.shut()
         for side in self.sides:
             (side.root / f"away{self.lost}").rename(side.root / f"mount{self.lost}")

@@ -18,7 +18,7 @@ EVER: collections.Counter[str] = collections.Counter()
 class Version:
     """Bytes that were once stored under a key."""
 
-    content: bytes
+    content: bytes = dataclasses.field(repr=False)
     computed: str
     begun: float
     """Time of the clock on the wall before and after the put."""
@@ -30,8 +30,8 @@ class Known:
     """A block that is there."""
 
     version: Version
-    home: int
-    """The drive that it goes to."""
+    home: int | None
+    """The drive that it goes to, where that is known."""
     durable: bool = False
     off_drive: bool = False
     """It left the drive, or never came there: nothing but memory has it, if at all."""
@@ -81,7 +81,7 @@ class Oracle:
         key: bytes,
         version: Version,
         status: str,
-        home: int,
+        home: int | None,
         events: Iterable[Mapping[str, Any]],
     ) -> None:
         """Takes in how the put of one key ended; `events` are those of the step."""
@@ -171,6 +171,11 @@ class Oracle:
         self.holds.clear()
         for known in self.known.values():
             known.off_memory = True
+
+    def reopened(self) -> None:
+        """What is there now has come from a drive."""
+        for known in self.known.values():
+            known.durable, known.off_drive = True, False
 
     def must_be_back(self, key: bytes) -> bool:
         """Whether a block has to be found however the store ended."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import api
-from model.oracle import EVER, Known, Oracle, Version
+from model.oracle import EVER, Oracle, Version
 from model.side import CHAINS, DEPTH, DRIVES, LAYOUTS, SPACES, Side, Span, contents_of, drive_of
 from tiered_kv import Hold, Leases, Reservation, _core
 
@@ -65,7 +65,8 @@ class Stores:
         self.lost: int | None = None
         self.kept: list[Kept] = []
         self.reserved: list[Reserved] = []
-        self.holds: list[tuple[list[Hold], set[bytes]]] = []
+        self.holds: list[list[Hold]] = []
+        """In the order of the oracle's."""
         self.marks: list[float] = []
         self.epochs = [0] * SPACES
         self.keys: list[list[list[bytes]]] = []
@@ -173,6 +174,9 @@ class Stores:
         Each side has to be right; where they differ, all go on from the state of the first.
         `doubtful` keys may be gone without an event.
         """
+        for key, versions in uncertain.items():
+            past = self.oracle.past.setdefault(key, [])
+            past.extend(version for version in versions if version not in past)
         self.settle()
         found = [self.read_uncertain(side, uncertain) for side in self.sides]
         settled = self.settle()
@@ -254,8 +258,12 @@ class Stores:
             assert drive["state"] == ("lost" if is_lost else "working")
         if uncertain:
             self.meet_loosely(uncertain, doubtful)
+            for key in uncertain:
+                if key in self.oracle.known:
+                    self.oracle.known[key].home = None
         else:
             self.meet()
+        self.oracle.reopened()
 
     def chain_keys(self, space: int, chain: int) -> list[bytes]:
         shared = api.tokens(2, chain // 2 * 1000)
@@ -293,9 +301,6 @@ class Stores:
                 left[key] = self.oracle.allowed(key)
                 self.oracle.known.pop(key, None)
         return {key: versions for key, versions in left.items() if versions}
-
-    def known_as(self, key: bytes, version: Version) -> Known:
-        return Known(version, self.home(key), durable=True)
 
 
 def essence(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:

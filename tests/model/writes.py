@@ -37,6 +37,9 @@ SHORT_S = 0.2
 """Deadline of deletes while a drive is away: its journal cannot be emptied then."""
 
 
+ends = st.sampled_from(["publish", "publish", "publish", "abandon", "drop", "expire"])
+
+
 class Writes(Stores):
     """Rules that store blocks and delete them."""
 
@@ -126,9 +129,13 @@ class Writes(Stores):
 
     # Reservations.
 
-    @precondition(lambda self: len(self.reserved) < 2)
     @counted(span=any_spans, seed=seeds)
     def reserve(self, span: Span, seed: int) -> None:
+        if len(self.reserved) == 2:
+            self.reserved.pop(0)
+        self.make_reservation(span, seed)
+
+    def make_reservation(self, span: Span, seed: int) -> None:
         span = span._replace(length=min(span.length, 3))
         contents = self.new_contents(span, seed)
         packed = b"".join(self.span_keys(span))
@@ -161,9 +168,10 @@ class Writes(Stores):
                     view.release()
                 at += size
 
-    @precondition(lambda self: self.reserved)
-    @counted(how=st.sampled_from(["publish", "publish", "publish", "abandon", "drop", "expire"]))
-    def end_reservation(self, how: str) -> None:
+    @counted(how=ends, span=any_spans, seed=seeds)
+    def end_reservation(self, how: str, span: Span, seed: int) -> None:
+        if not self.reserved:
+            self.make_reservation(span, seed)
         reserved = self.reserved.pop(0)
         if how == "expire":
             time.sleep(RESERVATION_TTL_S)

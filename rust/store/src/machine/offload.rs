@@ -75,9 +75,8 @@ impl Machine {
     /// Whether nothing is on its way to a drive, nor waits for more than room.
     pub(super) fn nothing_to_write(&self) -> bool {
         let clears = |d: &Drive| d.is_writable() && !d.clears.is_empty();
-        let busy = self.drives.iter().any(|d| d.preparing > 0 || clears(d));
-        let groups = self.groups.under_way.is_empty() && self.dirty.is_empty();
-        groups && !busy && self.journal.is_settled()
+        let waits = !self.dirty.is_empty() || self.drives.iter().any(clears);
+        self.drives_idle() && !waits && self.journal.is_settled()
     }
 
     /// Begins the next group, if there is something to write and room in the pipeline.
