@@ -73,7 +73,8 @@ test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' choo
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
-	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest -k model $(PYTEST_ARGS)
+	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest tests/test_model.py \
+		$(PYTEST_ARGS)
 
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)

@@ -32,7 +32,14 @@ discards a longer one, so the steps are spread over examples that stay well with
 STEPS_PER_EXAMPLE = min(50, STEPS)
 EXAMPLES = -(-STEPS // STEPS_PER_EXAMPLE)
 LONG_RUN = 2000
-"""Steps from which on every rule has to have run."""
+"""Steps from which on every rule has to have run, and all of this to have been seen."""
+TO_BE_SEEN = {
+    *("put stored", "put exists", "put ended", "superseded", "publish too old", "expired"),
+    *("hit", "miss absent", "miss deadline", "hit in a burst"),
+    *("cancelled put", "cancelled get", "cancelled get_into"),
+    *("evicted dram", "evicted nvme", "fault nvme", "new epoch", "deleted durably"),
+    *("blocks lost with a drive", "blocks found with a drive", "found after a crash"),
+}
 
 
 class Model(Reads, Writes, Bursts, Lifecycle, RuleBasedStateMachine):
@@ -66,6 +73,8 @@ def test_model(backends: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         print("  seen:", ", ".join(f"{name} {n}" for name, n in sorted(EVER.items())))
     if STEPS >= LONG_RUN:
         assert set(COUNTS) == RULES, f"never ran: {RULES - set(COUNTS)}"
+        unseen = {name for name in TO_BE_SEEN if not EVER[name]}
+        assert not unseen, f"never seen: {unseen}"
 
 
 @pytest.mark.skipif(URING, reason="both backends are compared in test_model")

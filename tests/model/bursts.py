@@ -144,5 +144,3 @@ class Bursts(Stores):
         self.meet_loosely(first.stored, doubtful)
         for out in outs:
             assert out.memory == b"\xa5" * len(out.memory), "written after the end"
-
-

@@ -45,6 +45,7 @@ def counted(**drawn: Any) -> Callable[[Callable[..., None]], Any]:
             function(self, *args, **kwargs)
             COUNTS[function.__name__] += 1
 
-        return rule(**drawn)(run)
+        decorated: Any = rule(**drawn)
+        return decorated(run)
 
     return decorate

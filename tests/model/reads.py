@@ -126,7 +126,9 @@ class Reads(Stores):
     def get_too_late(self, span: Span, into: bool) -> None:
         """A deadline that is over: what is in memory is served, the rest is a miss."""
         if not into:
-            self.got(span, [self.ask(side, "blocking", span, timeout=0.0) for side in self.sides], False)
+            self.got(
+                span, [self.ask(side, "blocking", span, timeout=0.0) for side in self.sides], False
+            )
             return
 
         def call(side: Side) -> tuple[list[str | None], Canary]:
@@ -151,7 +153,8 @@ class Reads(Stores):
                 leases = side.run(cancelled(side.store.get(ns, packed), naps))
                 EVER["cancelled get"] += leases is None
                 if leases is not None:
-                    for key, content in zip(self.span_keys(span), contents_of(leases, span.space)):
+                    contents = contents_of(leases, span.space)
+                    for key, content in zip(self.span_keys(span), contents, strict=True):
                         if content is not None:
                             self.oracle.is_served(key, content)
                     leases.release()
@@ -163,9 +166,8 @@ class Reads(Stores):
         """The memory of a call that has ended is the caller's alone, however it ended."""
         for reasons, out in rows:
             out.check()
-            for key, buffer, reason in zip(
-                self.span_keys(span), out.buffers, reasons or ["cancelled"] * len(out.buffers)
-            ):
+            ended = reasons or ["cancelled"] * len(out.buffers)
+            for key, buffer, reason in zip(self.span_keys(span), out.buffers, ended, strict=True):
                 if reason is None:
                     self.oracle.is_served(key, bytes(buffer))
             for buffer in out.buffers:
@@ -187,7 +189,8 @@ class Reads(Stores):
         assert prefix[1][:leading] == each[1][:leading]
         assert set(prefix[1][leading:]) <= {0}
         for key, is_there in zip(keys, there, strict=True):
-            assert self.both(lambda s, k=key: s.store.contains(s.spaces[span.space], k)) == is_there
+            contained = [s.store.contains(s.spaces[span.space], key) for s in self.sides]
+            assert self.same(contained) == is_there
         for key, flags in zip(keys, each[2], strict=True):
             if key in self.oracle.known:
                 decoded = self.oracle.known[key].version.computed == "decode"
@@ -234,27 +237,8 @@ class Reads(Stores):
 
     @counted(span=any_spans, expired=st.booleans())
     def hold(self, span: Span, expired: bool) -> None:
-        if len(self.holds) == 3:
-            for handle in self.forget_hold():
-                handle.release()
+        self.make_room_for_a_hold()
         self.make_hold(span, expired)
-
-    def make_hold(self, span: Span, expired: bool) -> None:
-        packed = b"".join(self.span_keys(span))
-        there = [key in self.oracle.known for key in self.span_keys(span)]
-        ttl = 0.0 if expired else PATIENCE_S * 60
-        handles = [side.store.hold(side.spaces[span.space], packed, ttl) for side in self.sides]
-        for handle in handles:
-            assert handle.held == there, "a hold keeps what is there, and nothing else"
-        if not expired:
-            kept = {key for key, held in zip(self.span_keys(span), there, strict=True) if held}
-            self.holds.append(handles)
-            self.oracle.holds.append(kept)
-        self.meet()
-
-    def forget_hold(self) -> list[Hold]:
-        self.oracle.holds.pop(0)
-        return self.holds.pop(0)
 
     @counted(how=st.sampled_from(["release", "drop", "get", "get_into"]), span=any_spans)
     def end_hold(self, how: str, span: Span) -> None:

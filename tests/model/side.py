@@ -163,8 +163,9 @@ class Side:
             time.sleep(0.0002)
 
     def touch(self, space: int, packed: bytes) -> None:
-        """Makes the order of blocks in the policy's eyes follow from the calls alone: that of
-        loads and of writes that are under way at once does not.
+        """Makes the order of blocks in the policy's eyes follow from the calls alone.
+
+        That of loads and of writes which are under way at once does not.
         """
         request = self.store.begin_request()
         request.observe(self.spaces[space], packed)

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import api
 from model.oracle import EVER, Oracle, Version
-from model.side import CHAINS, DEPTH, DRIVES, LAYOUTS, SPACES, Side, Span, contents_of, drive_of
+from model.side import (
+    CHAINS,
+    DEPTH,
+    DRIVES,
+    LAYOUTS,
+    PATIENCE_S,
+    SPACES,
+    Side,
+    Span,
+    contents_of,
+    drive_of,
+)
 from tiered_kv import Hold, Leases, Reservation, _core
 
 Result = TypeVar("Result")
@@ -96,7 +107,9 @@ class Stores:
 
     def both(self, call: Callable[[Side], Result]) -> Result:
         """The result of a call, which has to be the same on all sides."""
-        results = [call(side) for side in self.sides]
+        return self.same([call(side) for side in self.sides])
+
+    def same(self, results: Sequence[Result]) -> Result:
         for side, result in zip(self.sides, results, strict=True):
             assert result == results[0], f"{side.backend} differs: {results}"
         return results[0]
@@ -125,6 +138,30 @@ class Stores:
             if status is not None
         ]
 
+    # Holds.
+
+    def make_room_for_a_hold(self) -> None:
+        if len(self.holds) == 3:
+            for handle in self.forget_hold():
+                handle.release()
+
+    def make_hold(self, span: Span, expired: bool) -> None:
+        packed = b"".join(self.span_keys(span))
+        there = [key in self.oracle.known for key in self.span_keys(span)]
+        ttl = 0.0 if expired else PATIENCE_S * 60
+        handles = [side.store.hold(side.spaces[span.space], packed, ttl) for side in self.sides]
+        for handle in handles:
+            assert handle.held == there, "a hold keeps what is there, and nothing else"
+        if not expired:
+            kept = {key for key, held in zip(self.span_keys(span), there, strict=True) if held}
+            self.holds.append(handles)
+            self.oracle.holds.append(kept)
+        self.meet()
+
+    def forget_hold(self) -> list[Hold]:
+        self.oracle.holds.pop(0)
+        return self.holds.pop(0)
+
     # What is compared.
 
     def leased_bytes(self) -> int:
@@ -139,12 +176,12 @@ class Stores:
         settled = self.settle()
         self.touch(touched)
         events = [side.events() for side in self.sides]
-        self.both(lambda side: essence(events[self.sides.index(side)]))
+        self.same([essence(rows) for rows in events])
         counters = [flat(stats) for stats, _ in settled]
         changes = [now - base for now, base in zip(counters, self.base, strict=True)]
         for row in changes[1:]:
             assert row == changes[0], f"differ: {set(row.items()) ^ set(changes[0].items())}"
-        self.both(lambda side: settled[self.sides.index(side)][1])
+        self.same([report for _, report in settled])
         assert settled[0][0]["holds"] == len(self.holds)
         self.oracle.take_events(events[0])
         for put in puts:
@@ -152,7 +189,8 @@ class Stores:
         self.oracle.flushed(settled[0][1]["failed"])
         for space in range(SPACES):
             keys = self.all_keys(space)
-            self.check_tiers(self.oracle, keys, self.both(lambda s, k=keys, n=space: s.tiers(n, k)))
+            tiers = [side.tiers(space, keys) for side in self.sides]
+            self.check_tiers(self.oracle, keys, self.same(tiers))
 
     def touch(self, span: Span | None) -> None:
         if span is not None:
@@ -244,7 +282,9 @@ class Stores:
 
     # Opening and closing.
 
-    def open_all(self, uncertain: Uncertain | None = None, doubtful: Collection[bytes] = ()) -> None:
+    def open_all(
+        self, uncertain: Uncertain | None = None, doubtful: Collection[bytes] = ()
+    ) -> None:
         for side in self.sides:
             side.open()
         self.base = [collections.Counter() for _ in self.sides]
