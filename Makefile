@@ -10,7 +10,10 @@ PYTHON ?= python3.11
 PYTEST_ARGS ?=
 CARGO_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 STEPS ?= 2000
+ROUNDS ?= 100
+SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,11 +44,11 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model lint bench docs lock clean FORCE
+.PHONY: help build demo test test-rust test-python test-model crash lint bench docs lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, STEPS.'
+	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS, SEED.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 
@@ -76,6 +79,10 @@ test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
 	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest tests/test_model.py \
 		$(PYTEST_ARGS)
 
+crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
+	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) \
+		--report ../build/reports/crash.json
+
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)
 	@$(call timed,clippy,$(PYO3_ENV) \
@@ -83,14 +90,15 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,ruff check,$(BIN)/ruff check .)
 	@$(call timed,ruff format,$(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/python -m mypy)
-	@$(call timed,stubtest,$(BIN)/python -m mypy.stubtest \
-		--mypy-config-file pyproject.toml tiered_kv._core)
+	@$(call timed,stubtest,$(BIN)/python tests/stubtest_core.py)
 	@$(call timed,tidy and licences,$(BIN)/python -m pytest -q \
 		tests/test_tidy.py tests/test_licences.py)
 
-bench: $(CORE) ## Run the benchmarks (criterion, pytest-benchmark); never part of the tests.
+bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
+	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
+	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
 	cargo bench --locked $(CARGO_ARGS)
-	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \

@@ -364,3 +364,63 @@ fn a_source_is_dropped_without_the_lock_held() {
         panic!("the source's drop waits for the lock");
     }
 }
+
+/// Blocks of two models in one store: the second one's are larger.
+fn two_models(store: &Store) -> [(tiered_kv::Namespace, usize); 2] {
+    [BLOCK, 3 * BLOCK].map(|bytes| {
+        let layout = KvLayout::uniform(4, bytes as u64).expect("valid");
+        let spec = NamespaceSpec::new("model", "weights", "float32", layout);
+        (store.namespace(&spec).expect("a valid namespace"), bytes)
+    })
+}
+
+#[test]
+fn two_models_that_alternate_hand_the_segments_of_a_full_store_over() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = config(&dir.path().join("kv"), 8 << 20);
+    let store = Store::open(&config).expect("opens");
+    let models = two_models(&store);
+    for round in 0..4u32 {
+        let (ns, bytes) = &models[round as usize % 2];
+        // As much as the drive holds, in chains of eight.
+        let paths = (8 << 20) / (8 * *bytes as u32);
+        let chains: Vec<_> = (0..paths).map(|path| chain(ns, round * 1000 + path, 8)).collect();
+        for keys in &chains {
+            let blocks: Vec<Vec<u8>> = keys.iter().map(|key| vec![key.0[0]; *bytes]).collect();
+            let options =
+                PutOptions { wait: Some(Duration::from_secs(5)), ..PutOptions::default() };
+            let report = store.put(ns, keys, blocks, &options).expect("open").wait();
+            assert_eq!(report.stored(), 8);
+            flush(&store);
+        }
+        let found: usize =
+            chains.iter().map(|keys| store.lookup(ns, keys, LookupMode::Prefix).hits).sum();
+        let stats = store.stats();
+        let share = (found * bytes) as f64 / stats.nvme.capacity_bytes as f64;
+        assert!(share > 0.75, "round {round}: the model that runs has {share:.2} of the drive");
+        assert_eq!(store.audit().faults, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_class_whose_slots_are_all_leased_gets_a_segment_of_another() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = Store::open(&config(&dir.path().join("kv"), 8 << 20)).expect("opens");
+    let models = two_models(&store);
+    let [(small, _), (large, bytes)] = &models;
+    let one = chain(large, 1, 1);
+    let blocks = |keys: &[BlockKey]| vec![vec![1u8; *bytes]; keys.len()];
+    store.put(large, &one, blocks(&one), &PutOptions::default()).expect("open").wait();
+    flush(&store);
+    // One segment of memory, with room for one block of this size; all others go to the small ones.
+    let lease = store.get(large, &one, &GetOptions::default()).expect("open").wait();
+    assert_eq!(lease.hits(), 1);
+    for path in 0..8 {
+        let keys = chain(small, path, 8);
+        store.put(small, &keys, blocks_of(&keys), &PutOptions::default()).expect("open").wait();
+        flush(&store);
+    }
+    let two = chain(large, 2, 1);
+    let report = store.put(large, &two, blocks(&two), &PutOptions::default()).expect("open").wait();
+    assert_eq!(report.statuses, [PutStatus::Stored], "the small blocks are idle");
+}

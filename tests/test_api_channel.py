@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import select
 import threading
 from collections.abc import Iterator
@@ -156,73 +155,6 @@ def test_buffers_are_held_until_their_completion_is_drained(
         (done,) = channel.drain()
         assert (done.ok, done.bitmap, done.bytes) == (True, b"\xff\xff", LARGE * MIB)
         out.clear()
-
-
-def test_quiesce_says_when_the_time_is_over(
-    on_drive: tuple[BlockingStore, Namespace, bytes],
-) -> None:
-    store, ns, keys = on_drive
-    with store.channel() as channel:
-        assert channel.quiesce(0)
-        outs = [bytearray(LARGE * MIB) for _ in range(4)]
-        for out in outs:
-            channel.submit_get_into(ns, keys, out)
-        begun = channel.pending()
-        over = channel.quiesce(0)
-        # Loads of 16 MiB may end between the calls; what was answered must fit what is left.
-        assert over or begun > 0
-        assert channel.quiesce()
-        assert channel.pending() == 0
-        assert len(channel.drain()) == len(outs)
-        with pytest.raises(InvalidArgumentError, match="timeout"):
-            channel.quiesce(-1)
-
-
-def test_closing_with_work_in_flight(on_drive: tuple[BlockingStore, Namespace, bytes]) -> None:
-    store, ns, keys = on_drive
-    outs = [bytearray(LARGE * MIB) for _ in range(4)]
-    channel = store.channel()
-    for out in outs:
-        channel.submit_get_into(ns, keys, out)
-    channel.close()
-    assert (channel.closed, channel.pending(), channel.drain()) == (True, 0, [])
-    assert readable(channel), "pollers wake and see that it is closed"
-    # The memory is the caller's again, and nobody else writes to it.
-    for out in outs:
-        out[:] = b"c" * len(out)
-    with pytest.raises(ClosedError, match="channel is closed"):
-        channel.submit_exists(ns, keys)
-    channel.close()
-    # The store and its other channels go on.
-    with store.channel() as other:
-        other.submit_get_into(ns, keys, bytearray(LARGE * MIB))
-        assert only(other).ok
-    for out in outs:
-        assert out == b"c" * (LARGE * MIB)
-        out.clear()
-    assert store.audit()["faults"] == []
-
-
-def test_a_channel_that_is_dropped_leaks_nothing(
-    on_drive: tuple[BlockingStore, Namespace, bytes],
-) -> None:
-    store, ns, keys = on_drive
-    out = bytearray(LARGE * MIB)
-    channel = store.channel()
-    channel.submit_get_into(ns, keys, out)
-    del channel
-    gc.collect()
-    for _ in range(1000):
-        if store.stats()["calls"] == 0:
-            break
-        threading.Event().wait(0.01)
-    for _ in range(1000):
-        try:
-            out.clear()
-            break
-        except BufferError:
-            threading.Event().wait(0.01)
-    assert out == b""
 
 
 def test_a_closed_store_ends_the_calls_of_its_channels(

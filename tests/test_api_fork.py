@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -94,6 +95,31 @@ def test_a_forked_child_drops_a_store_without_waiting_for_its_threads(tmp_path: 
     assert in_child(body) == 0
     assert stores[0].flush().failed == 0
     stores[0].close()
+
+
+def test_a_forked_child_leaves_the_parents_channel_alone(tmp_path: Path) -> None:
+    """Its calls raise; neither its close nor its end takes the results or wakes the pollers."""
+    with BlockingStore.open(**api.config(tmp_path)) as store, store.channel() as channel:
+        ns = store.namespace(api.spec())
+        keys = ns.keys_from_tokens(api.tokens(1))
+
+        def body() -> None:
+            calls: list[Callable[[], object]] = [
+                lambda: channel.submit_exists(ns, keys),
+                channel.drain,
+                channel.pending,
+                channel.quiesce,
+            ]
+            for call in calls:
+                with pytest.raises(ClosedError, match="forked"):
+                    call()
+            channel.close()
+            channel._core.abandon()
+
+        assert in_child(body) == 0
+        assert not select.select([channel], [], [], 0)[0]
+        number = channel.submit_exists(ns, keys)
+        assert [done.id for done in channel.drain()] == [number]
 
 
 def test_a_forked_child_does_not_keep_the_directory_locked(tmp_path: Path) -> None:

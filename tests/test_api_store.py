@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -324,3 +325,43 @@ def test_a_position_at_the_end_of_the_range_is_taken() -> None:
         request = store.begin_request()
         request.observe(ns, ns.keys_from_tokens(api.tokens(4)), position=2**64 - 1)
         request.finish()
+
+
+def _stored_type(directory: Path, key: bytes) -> int:
+    """The block type in a key's header on the drive, by `docs/format.md`."""
+    for file in directory.rglob("*"):
+        content = file.read_bytes() if file.is_file() else b""
+        for at in (found.start() - 64 for found in re.finditer(re.escape(key), content)):
+            if at >= 0 and at % 512 == 0 and content[at : at + 6] == b"TKVREC":
+                return content[at + 156]
+    raise AssertionError("no header of the key")
+
+
+async def test_puts_of_a_request_have_its_block_type(tmp_path: Path) -> None:
+    system, tool, user, unknown = 1, 2, 3, 0
+    async with TieredStore.open(**api.config(tmp_path)) as store:
+        blocking = BlockingStore(store._core)
+        ns = store.namespace(api.spec())
+        keys = api.split(ns.keys_from_tokens(api.tokens(6)))
+        blocks = api.blocks(6)
+        request = store.begin_request(RequestContext(block_type="tool"))
+        await store.put(ns, keys[0], blocks[0], req=request)
+        await store.put(ns, keys[1], blocks[1], req=request, block_type="user")
+        await store.put(ns, keys[2], blocks[2], req=store.begin_request())
+        blocking.put(ns, keys[3], blocks[3], req=request)
+        with store.channel() as channel:
+            channel.submit_put(ns, keys[4], blocks[4], req=request)
+            assert channel.quiesce(30)
+            assert channel.drain()[0].ok
+        options = {"req": request, "block_type": "system"}
+        with store.reserve(ns, keys[5], **options) as reservation:  # type: ignore[arg-type]
+            await store.publish(reservation)
+        request.finish()
+        async with TieredStore.open(**api.config()) as other:
+            stranger = other.begin_request()
+            with pytest.raises(InvalidArgumentError, match="`req` belongs to another store"):
+                await store.put(ns, keys[0], blocks[0], req=stranger)
+            with pytest.raises(InvalidArgumentError, match="`req` belongs to another store"):
+                store.reserve(ns, keys[0], req=stranger)
+    found = [_stored_type(tmp_path, key) for key in keys]
+    assert found == [tool, user, unknown, tool, tool, system]

@@ -13,6 +13,7 @@ async with TieredStore.open(dram_capacity="512MiB") as store:
 from tiered_kv._core import (
     FORMAT_VERSION,
     KEY_BYTES,
+    AttachedHold,
     CloseReport,
     DeleteReport,
     FlushReport,
@@ -27,6 +28,7 @@ from tiered_kv._core import (
     Reservation,
     __version__,
 )
+from tiered_kv.attached import AttachedStore
 from tiered_kv.channel import Channel, Completion
 from tiered_kv.config import StoreConfig
 from tiered_kv.errors import (
@@ -50,6 +52,8 @@ from tiered_kv.store import TieredStore
 __all__ = [
     "FORMAT_VERSION",
     "KEY_BYTES",
+    "AttachedHold",
+    "AttachedStore",
     "CancelledCallError",
     "Channel",
     "CloseReport",

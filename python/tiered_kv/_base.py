@@ -162,6 +162,7 @@ class StoreBase:
         chunk_ends: Sequence[bool] | None = None,
         computed: Literal["prefill", "decode"] = "prefill",
         block_type: str | None = None,
+        req: _core.Request | None = None,
     ) -> _core.Reservation:
         """Reserves memory of the store for blocks that the caller fills in place.
 
@@ -175,6 +176,7 @@ class StoreBase:
             chunk_ends: Whether a prefill chunk ended with each block.
             computed: How the blocks were computed.
             block_type: What the blocks hold.
+            req: The request that the blocks belong to.
 
         Returns:
             `reservation[i]` is a writable view, or None where the key exists or the store is
@@ -192,6 +194,7 @@ class StoreBase:
             chunk_ends=chunk_ends,
             computed=computed,
             block_type=block_type,
+            req=req,
         )
         return self._core.reserve(ns, keys, options)
 
@@ -202,7 +205,7 @@ class StoreBase:
             context: What is known of it.
 
         Returns:
-            The request; pass it to `get`, and call `observe` and `finish`.
+            The request; pass it to the calls on its behalf, and call `observe` and `finish`.
 
         Raises:
             InvalidArgumentError: `block_type` is not known, or `turn` is out of range.
@@ -214,7 +217,8 @@ class StoreBase:
         """Opens a channel: calls for engines without an event loop.
 
         Args:
-            capacity: Calls that may be submitted and not drained; beyond it they end as failed.
+            capacity: Calls that may be submitted and not drained, 1 to 2^20. Beyond it they end as
+                failed; where as many have failed so and nobody has drained, a call raises.
 
         Returns:
             A channel of its own, beside any others of this store. Close it.
@@ -223,7 +227,7 @@ class StoreBase:
             InvalidArgumentError: `capacity` is out of its bounds.
             ClosedError: The store is closed.
         """
-        return Channel(_core.Channel(self._core, capacity))
+        return Channel(self._core, self._core.channel(capacity))
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
@@ -240,7 +244,10 @@ class StoreBase:
             `open`; the first drive's `backend` and `backend_reason`, `direct` and `direct_reason`,
             `store_id`; `drive_paused`, whether writing to any drive is; `drives`, for each its
             `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
-            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`.
+            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`;
+            `attach`, whether other processes can: `listening`, the `reason` (where, or why not),
+            `connections` now, and how many were `accepted`, `refused`, and `dropped` since they
+            did not keep to the protocol.
         """
         return self._core.health()
 

@@ -1,14 +1,29 @@
-"""Completions of the core in asyncio: one queue an event loop, one wake a batch."""
+"""asyncio on top of a channel: one an event loop, one wake a batch."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tiered_kv import _core
 
 Result = TypeVar("Result")
+
+
+class Call(Generic[Result]):
+    """A call in progress: its future, and what cancels it."""
+
+    __slots__ = ("_channel", "_number", "future")
+
+    def __init__(self, channel: _core.Channel, number: int, future: asyncio.Future[Result]) -> None:
+        self._channel = channel
+        self._number = number
+        self.future = future
+
+    def cancel(self) -> None:
+        """Asks the core to end the call, whose result still comes."""
+        self._channel.cancel(self._number)
 
 
 class Completions:
@@ -19,26 +34,27 @@ class Completions:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.queue = _core.CompletionQueue()
+        self.channel = _core.Channel.for_loop()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._new_future = loop.create_future
-        loop.add_reader(self.queue.fileno(), self._drain)
+        loop.add_reader(self.channel.fileno(), self._drain)
 
-    def future(self, call: _core.Call, kind: type[Result]) -> asyncio.Future[Result]:
-        """A future of the call's result, which is of type `kind`."""
+    def call(self, number: int, kind: type[Result]) -> Call[Result]:
+        """A call in progress, whose result is of type `kind`."""
         del kind
-        future = self._futures[call.token] = self._new_future()
-        return future
+        future = self._futures[number] = self._new_future()
+        return Call(self.channel, number, future)
 
     def _drain(self) -> None:
-        for token, result in self.queue.drain():
-            future = self._futures.pop(token, None)
+        for number, result in self.channel.results():
+            future = self._futures.pop(number, None)
             # A result that nobody waits for any more is dropped, and its leases with it.
             if future is not None and not future.done():
                 future.set_result(result)
 
     def __del__(self) -> None:
-        self.queue.close()
+        # Calls of coroutines that nobody will resume hold the channel too, so it ends here.
+        self.channel.abandon()
 
 
 _by_loop: weakref.WeakKeyDictionary[
@@ -57,30 +73,30 @@ def completions() -> Completions:
     return found
 
 
-async def result_of(call: _core.Call, future: asyncio.Future[Result]) -> Result:
+async def result_of(call: Call[Result]) -> Result:
     """Waits for a call that touches no memory of the caller: cancelling it returns at once."""
     try:
-        return await future
+        return await call.future
     except asyncio.CancelledError:
         call.cancel()
         raise
 
 
-async def settled(call: _core.Call, future: asyncio.Future[Result]) -> Result:
+async def settled(call: Call[Result]) -> Result:
     """Waits for a call on the caller's memory.
 
     Cancelled, it ends the call and still waits until the core no longer touches that memory, since
     the caller may reuse it as soon as this returns.
     """
     cancelled: asyncio.CancelledError | None = None
-    while not future.done():
+    while not call.future.done():
         try:
             # `wait` does not cancel what it waits for.
-            await asyncio.wait((future,))
+            await asyncio.wait((call.future,))
         except asyncio.CancelledError as error:
             if cancelled is None:
                 cancelled = error
                 call.cancel()
     if cancelled is not None:
         raise cancelled
-    return future.result()
+    return call.future.result()

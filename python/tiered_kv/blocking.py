@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tiered_kv import _core
 from tiered_kv._base import StoreBase
+from tiered_kv.attached import BlockingAttachedStore, Path
 from tiered_kv.config import StoreConfig, resolve
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from tiered_kv._base import Buffers
 
-__all__ = ["BlockingStore", "TieredStore"]
+__all__ = ["BlockingAttachedStore", "BlockingStore", "TieredStore"]
 
 
 class BlockingStore(StoreBase):
@@ -39,6 +40,22 @@ class BlockingStore(StoreBase):
             TieredKvError: As `tiered_kv.TieredStore.open`.
         """
         return cls(_core.Store.open(resolve(config, fields)))
+
+    @staticmethod
+    def attach(path: Path, timeout: float | None = None) -> BlockingAttachedStore:
+        """Attaches to a store that another process has open.
+
+        Args:
+            path: The first directory of the store's `nvme_paths`.
+            timeout: Seconds that a call waits for the owner; 0.3 by default.
+
+        Returns:
+            The attached store; `with` ends the connection at the end.
+
+        Raises:
+            TieredKvError: As `tiered_kv.TieredStore.attach`.
+        """
+        return BlockingAttachedStore(_core.Attached.open(path, timeout))
 
     def get(
         self,
@@ -78,6 +95,7 @@ class BlockingStore(StoreBase):
         block_type: str | None = None,
         wait: float | None = None,
         timeout: float | None = None,
+        req: _core.Request | None = None,
     ) -> _core.PutReport:
         """Stores blocks; see `tiered_kv.TieredStore.put`."""
         options = _core.PutOptions(
@@ -90,6 +108,7 @@ class BlockingStore(StoreBase):
             block_type=block_type,
             wait=wait,
             timeout=timeout,
+            req=req,
         )
         return self._core.put(ns, keys, buffers, options)
 

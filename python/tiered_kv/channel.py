@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
 
 from tiered_kv import _core
 
@@ -47,14 +47,24 @@ class Completion(NamedTuple):
         return bool(self.bitmap[index // 8] >> index % 8 & 1)
 
 
+def _queued(result: object) -> int:
+    """The number of a call: with a channel that a store made, no call returns anything else."""
+    return cast("int", result)
+
+
 class Channel:
     """Calls on one store that never wait, and their ends. Make one with `store.channel()`.
 
     Any thread may submit, poll and drain. The buffers of a call stay exported until its completion
     has been drained; the core touches none of them once the call is no longer pending.
+
+    A call beyond the channel's capacity ends as failed: its completion comes like any other. Where
+    as many calls have ended so and nobody has drained, there is no room for that either, and the
+    call raises NoSpaceError (`retry` is true): drain, then submit again.
     """
 
-    def __init__(self, core: _core.Channel) -> None:
+    def __init__(self, store: _core.Store, core: _core.Channel) -> None:
+        self._store = store
         self._core = core
 
     @property
@@ -83,8 +93,9 @@ class Channel:
         Raises:
             InvalidArgumentError: `keys` or `ns` is wrong.
             ClosedError: The store or the channel is closed.
+            NoSpaceError: See `Channel`.
         """
-        return self._core.submit_exists(ns, keys)
+        return self._store.exists(ns, keys, self._core)
 
     def submit_get_into(
         self,
@@ -112,8 +123,9 @@ class Channel:
         Raises:
             InvalidArgumentError: An argument is wrong.
             ClosedError: The store or the channel is closed.
+            NoSpaceError: See `Channel`.
         """
-        return self._core.submit_get_into(ns, keys, buffers, timeout, req, hold)
+        return _queued(self._store.get_into(ns, keys, buffers, timeout, req, hold, self._core))
 
     def submit_put(
         self,
@@ -130,6 +142,7 @@ class Channel:
         block_type: str | None = None,
         wait: float | None = None,
         timeout: float | None = None,
+        req: _core.Request | None = None,
     ) -> int:
         """Stores blocks; the arguments are those of `tiered_kv.TieredStore.put`.
 
@@ -139,6 +152,7 @@ class Channel:
         Raises:
             InvalidArgumentError: An argument is wrong.
             ClosedError: The store or the channel is closed.
+            NoSpaceError: See `Channel`.
         """
         options = _core.PutOptions(
             parent=parent,
@@ -150,8 +164,9 @@ class Channel:
             block_type=block_type,
             wait=wait,
             timeout=timeout,
+            req=req,
         )
-        return self._core.submit_put(ns, keys, buffers, options)
+        return _queued(self._store.put(ns, keys, buffers, options, self._core))
 
     def submit_delete(self, ns: _core.Namespace, keys: Buffer, timeout: float | None = None) -> int:
         """Deletes blocks; see `tiered_kv.TieredStore.delete`.
@@ -167,8 +182,9 @@ class Channel:
         Raises:
             InvalidArgumentError: An argument is wrong.
             ClosedError: The store or the channel is closed.
+            NoSpaceError: See `Channel`.
         """
-        return self._core.submit_delete(ns, keys, timeout)
+        return _queued(self._store.delete(ns, keys, timeout, self._core))
 
     def drain(self) -> list[Completion]:
         """Takes all completions, waits for nothing, and gives their buffers back.

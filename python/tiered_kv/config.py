@@ -39,6 +39,8 @@ class StoreConfig:
         close_timeout_s: Seconds that `close` may spend on writing what is not yet durable.
         on_format_mismatch: What to do with a directory of another format version.
         event_log_entries: Entries that the event log keeps.
+        event_file: File to which each event is written as a line of JSON, before what follows from
+            it is done; at 64 MiB it becomes `NAME.1`. None: no file.
         io_backend: Who reads and writes the drives. "auto": io_uring where it can be had, else
             threads that block.
         load_threads: Threads that serve loads, with the blocking backend.
@@ -61,6 +63,7 @@ class StoreConfig:
     close_timeout_s: float = 60.0
     on_format_mismatch: Literal["error", "reset"] = "error"
     event_log_entries: int = 65_536
+    event_file: str | os.PathLike[str] | None = None
     io_backend: Literal["auto", "io_uring", "blocking"] = "auto"
     load_threads: int = 2
     store_threads: int = 1

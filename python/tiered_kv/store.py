@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tiered_kv import _core
 from tiered_kv._base import StoreBase
 from tiered_kv._completions import completions, result_of, settled
+from tiered_kv.attached import Attaching, Path
 from tiered_kv.config import StoreConfig, resolve
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class TieredStore(StoreBase):
     def open(config: StoreConfig | None = None, **fields: Any) -> Opening:
         """Opens a store, finding again what its directory holds.
 
+        Where this process has the same directories open, however they are spelled, it is one more
+        handle on that store, which closes with the last of them. The handle has deadlines of its
+        own (`load_timeout_s` and its like); no other field may contradict the open store's.
+
         Args:
             config: The configuration. None: the keyword arguments, or the environment's.
             **fields: Fields of `StoreConfig` instead of one.
@@ -64,14 +69,39 @@ class TieredStore(StoreBase):
             What to await, or to enter with `async with`, which closes the store at the end.
 
         Raises:
-            ConfigError: A field is wrong; and as the others when awaited.
+            ConfigError: A field is wrong, or contradicts the store that is open on the directories;
+                and as the others when awaited.
             NotFoundError: A directory's parent is missing.
             StorePermissionError: The directory may not be read or written.
-            InUseError: Another store has the directory open.
+            InUseError: Another process has the directory open, or this one has been opening or
+                closing it for longer than `close_timeout_s`.
             FormatMismatchError: The directory is of another format version, or no store.
             NoSpaceError: Memory or disk space could not be had.
         """
         return Opening(resolve(config, fields))
+
+    @staticmethod
+    def attach(path: Path, timeout: float | None = None) -> Attaching:
+        """Attaches to a store that another process has open: lookups, holds and statistics.
+
+        In the owner's own process the same calls go to the core directly.
+
+        Args:
+            path: The first directory of the store's `nvme_paths`.
+            timeout: Seconds that a call waits for the owner; 0.3 by default.
+
+        Returns:
+            What to await, or to enter with `async with`, which ends the connection at the end.
+
+        Raises:
+            NotFoundError: No store listens in the directory; like the others, when awaited.
+            IoFaultError: The owner does not answer in time.
+            StorePermissionError: The store is another user's.
+            InUseError: As many processes as may are attached.
+            UnsupportedError: The owner is of another version.
+            InvalidArgumentError: `timeout` is 0 or negative.
+        """
+        return Attaching(path, timeout)
 
     async def get(
         self,
@@ -101,13 +131,13 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get(ns, keys, timeout, req, hold, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.get(ns, keys, timeout, req, hold, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.Leases)
+        call = waiting.call(done, _core.Leases)
         # Only the loop may keep the completions alive, or closing it would not drop them.
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def get_into(
         self,
@@ -140,12 +170,12 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get_into(ns, keys, buffers, timeout, req, hold, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.get_into(ns, keys, buffers, timeout, req, hold, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.IntoReport)
+        call = waiting.call(done, _core.IntoReport)
         del waiting
-        return await settled(done, future)
+        return await settled(call)
 
     async def put(
         self,
@@ -162,6 +192,7 @@ class TieredStore(StoreBase):
         block_type: str | None = None,
         wait: float | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+        req: _core.Request | None = None,
     ) -> _core.PutReport:
         """Stores blocks; they become visible together. A key that is stored already is left as is.
 
@@ -181,6 +212,7 @@ class TieredStore(StoreBase):
             block_type: What the blocks hold: system, tool, user, reasoning.
             wait: Seconds, within `timeout`, that throttled blocks wait for room; none by default.
             timeout: Seconds that the call may take; the configuration's by default.
+            req: The request that the blocks belong to; its `block_type` holds where none is given.
 
         Returns:
             What became of each block: stored, exists, throttled (try later), ended.
@@ -200,14 +232,15 @@ class TieredStore(StoreBase):
             block_type=block_type,
             wait=wait,
             timeout=timeout,
+            req=req,
         )
         waiting = completions()
-        done = self._core.put(ns, keys, buffers, options, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.put(ns, keys, buffers, options, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.PutReport)
+        call = waiting.call(done, _core.PutReport)
         del waiting
-        return await settled(done, future)
+        return await settled(call)
 
     async def publish(self, reservation: _core.Reservation) -> _core.PutReport:
         """Makes a reservation's blocks visible.
@@ -241,12 +274,12 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.flush(timeout, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.flush(timeout, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.FlushReport)
+        call = waiting.call(done, _core.FlushReport)
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def delete(
         self,
@@ -272,12 +305,12 @@ class TieredStore(StoreBase):
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.delete(ns, keys, timeout, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.delete(ns, keys, timeout, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.DeleteReport)
+        call = waiting.call(done, _core.DeleteReport)
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def delete_namespace(
         self,
@@ -347,17 +380,17 @@ class TieredStore(StoreBase):
         self, ns: _core.Namespace, seconds: float | None, limit: float | None
     ) -> _core.DeleteReport:
         waiting = completions()
-        done = self._core.delete_all(ns, seconds, limit, waiting.queue)
-        if not isinstance(done, _core.Call):
+        done = self._core.delete_all(ns, seconds, limit, waiting.channel)
+        if not isinstance(done, int):
             return done
-        future = waiting.future(done, _core.DeleteReport)
+        call = waiting.call(done, _core.DeleteReport)
         del waiting
-        return await result_of(done, future)
+        return await result_of(call)
 
     async def close(self) -> _core.CloseReport:
-        """Closes the store: ends calls in progress and makes durable what it can in time.
+        """Closes this handle: ends its calls in progress; with the last one, closes the store.
 
-        Leases stay valid. A second close does nothing.
+        That makes durable what it can in time. Leases stay valid. A second close does nothing.
 
         Returns:
             How many blocks were dropped before they were durable.

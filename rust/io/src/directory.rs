@@ -1,10 +1,11 @@
 //! Making sure that a store directory exists and is one.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use tiered_kv_types::{Error, ErrorKind, Result};
 
 /// Creates `dir` with mode 0700 where it is absent; its parent must exist.
@@ -46,4 +47,13 @@ fn sync_parent(dir: &Path) {
     if let Err(err) = synced {
         tracing::debug!(%err, "parent directory not synced");
     }
+}
+
+/// Opens a file for appending, made with mode 0600 where it is absent. A link is not followed.
+///
+/// # Errors
+/// The operating system's.
+pub fn open_for_append(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
+    OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(path)
 }

@@ -2,8 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::mem::ManuallyDrop;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +10,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use tiered_kv_types::{Error, ErrorKind, Result};
 
 use crate::directory::{directory_error, ensure_directory};
-use crate::fork::{Origin, close_in_child, keep_in_child};
+use crate::fork::ParentOnly;
 
 const OP: &str = "lock directory";
 /// The longest text that is read from, or written to, a lock file.
@@ -21,9 +19,8 @@ const TEXT_BYTES: usize = 512;
 /// The lock of a store directory, held until dropped or until the process ends, however it ends.
 #[derive(Debug)]
 pub struct DirLock {
-    /// Closing it unlocks: a forked child closes its copy at once.
-    file: ManuallyDrop<File>,
-    origin: Origin,
+    /// Closing the last copy unlocks.
+    _file: ParentOnly<File>,
 }
 
 impl DirLock {
@@ -59,21 +56,7 @@ impl DirLock {
         let text = describe_owner();
         let written = file.write_all_at(text.as_bytes(), 0);
         written.and_then(|()| file.set_len(text.len() as u64)).map_err(failed)?;
-        let origin = Origin::here();
-        close_in_child(file.as_raw_fd());
-        Ok(Self { file: ManuallyDrop::new(file), origin })
-    }
-}
-
-impl Drop for DirLock {
-    fn drop(&mut self) {
-        if self.origin.is_forked() {
-            // Closed when the child began; the number may be another file's by now.
-            return;
-        }
-        keep_in_child(self.file.as_raw_fd());
-        // SAFETY: `file` is not used after this.
-        unsafe { ManuallyDrop::drop(&mut self.file) };
+        Ok(Self { _file: ParentOnly::new(file) })
     }
 }
 

@@ -4,7 +4,8 @@
 //! directory's lock with it. What was opened before the fork must neither be used nor be given back
 //! there.
 
-use std::os::fd::RawFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -17,7 +18,7 @@ static REGISTERED: Once = Once::new();
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 const NONE: RawFd = -1;
 /// Descriptors that a forked child closes; more than these it keeps until it ends.
-static CLOSED_IN_CHILD: [AtomicI32; 64] = [const { AtomicI32::new(NONE) }; 64];
+static CLOSED_IN_CHILD: [AtomicI32; 256] = [const { AtomicI32::new(NONE) }; 256];
 
 /// The process in which something was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,48 @@ impl Origin {
     /// Whether this process is another: a child, forked since.
     pub fn is_forked(self) -> bool {
         self.0 != FORKS.load(Ordering::Relaxed)
+    }
+}
+
+/// A descriptor that a forked child closes as soon as it begins: what its peer or the kernel takes
+/// for the owner's presence (a lock, a connection) must not outlive the owner in a child.
+///
+/// In a child it must not be used: its number may be another file's there.
+#[derive(Debug)]
+pub(crate) struct ParentOnly<F: AsRawFd> {
+    inner: ManuallyDrop<F>,
+    origin: Origin,
+}
+
+impl<F: AsRawFd> ParentOnly<F> {
+    pub(crate) fn new(inner: F) -> Self {
+        let origin = Origin::here();
+        close_in_child(inner.as_raw_fd());
+        Self { inner: ManuallyDrop::new(inner), origin }
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
+    }
+}
+
+impl<F: AsRawFd> std::ops::Deref for ParentOnly<F> {
+    type Target = F;
+
+    fn deref(&self) -> &F {
+        &self.inner
+    }
+}
+
+impl<F: AsRawFd> Drop for ParentOnly<F> {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // Closed when the child began; the number may be another file's by now.
+            return;
+        }
+        keep_in_child(self.inner.as_raw_fd());
+        // SAFETY: `inner` is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.inner) };
     }
 }
 
@@ -92,17 +135,17 @@ unsafe extern "C" fn in_child() {
 }
 
 /// Has a forked child close `fd`, until [`keep_in_child`] is called.
-pub(crate) fn close_in_child(fd: RawFd) {
+fn close_in_child(fd: RawFd) {
     let take = |slot: &&AtomicI32| {
         slot.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };
     if CLOSED_IN_CHILD.iter().find(take).is_none() {
-        tracing::debug!("too many locks: a forked child keeps this one's descriptor");
+        tracing::debug!("too many descriptors: a forked child keeps this one");
     }
 }
 
 /// Takes `fd` off the list; call it before `fd` is closed.
-pub(crate) fn keep_in_child(fd: RawFd) {
+fn keep_in_child(fd: RawFd) {
     let give = |slot: &&AtomicI32| {
         slot.compare_exchange(fd, NONE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     };

@@ -20,6 +20,7 @@ mod memdisk;
 mod memory;
 mod pool;
 mod posix;
+mod socket;
 mod uring;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
@@ -29,6 +30,7 @@ pub use choose::{EngineConfig, choose_engine};
 pub use clock::{
     Clock, Entropy, ManualClock, Nanos, OsEntropy, OsThreads, SeededEntropy, SystemClock, Threads,
 };
+pub use directory::open_for_append;
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
 pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
@@ -37,6 +39,7 @@ pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
+pub use socket::{Ready, SOCKET_NAME, SocketListener, SocketStream, Wake, is_trusted, wait_ready};
 pub use uring::{UringConfig, UringEngine, UringFeatures, probe_io_uring};
 
 /// The unit of arenas, buffers and slots, in bytes.

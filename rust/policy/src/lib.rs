@@ -62,6 +62,8 @@ pub trait Policy: Send {
         now: Nanos,
         skip: &mut dyn FnMut(BlockId) -> bool,
     ) -> Option<BlockId>;
+    /// What it is worth to keep `block` in `tier`: less is evicted first, over all shapes.
+    fn worth(&self, tier: Tier, block: BlockId) -> f64;
     /// Number of candidates in `tier`, over all size classes.
     fn candidates(&self, tier: Tier) -> usize;
 }

@@ -1,7 +1,6 @@
 //! Least recently used, leaves first.
 
 use crate::{BlockId, Facts, Nanos, Policy, Standing};
-use hashbrown::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use tiered_kv_types::Tier;
 
@@ -17,27 +16,10 @@ struct Resident {
 
 #[derive(Debug, Default)]
 struct TierState {
-    residents: HashMap<BlockId, Resident, std::hash::BuildHasherDefault<IdHasher>>,
+    /// By block number: these are small and dense.
+    residents: Vec<Option<Resident>>,
     candidates: BTreeMap<u32, BTreeSet<(Standing, u64, BlockId)>>,
     count: usize,
-}
-
-/// Spreads block numbers, which are small and dense, over the table.
-#[derive(Debug, Default, Clone, Copy)]
-struct IdHasher(u64);
-
-impl std::hash::Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.0 = (self.0 << 8) | u64::from(*b);
-        }
-    }
-    fn write_u32(&mut self, value: u32) {
-        self.0 = u64::from(value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
 }
 
 /// The policy of a store that learned nothing yet: the candidate used longest ago goes first.
@@ -63,6 +45,10 @@ impl Lru {
 }
 
 impl TierState {
+    fn resident(&mut self, block: BlockId) -> Option<&mut Resident> {
+        self.residents.get_mut(block as usize)?.as_mut()
+    }
+
     fn unlist(&mut self, block: BlockId, resident: Resident) {
         if resident.standing != Standing::Kept
             && let Some(set) = self.candidates.get_mut(&resident.shape)
@@ -89,7 +75,10 @@ impl Policy for Lru {
         let stamp = self.stamp();
         let state = self.tiers.entry(tier).or_default();
         let resident = Resident { shape: facts.shape, stamp, standing: Standing::Kept };
-        if let Some(old) = state.residents.insert(block, resident) {
+        if state.residents.len() <= block as usize {
+            state.residents.resize(block as usize + 1, None);
+        }
+        if let Some(old) = state.residents[block as usize].replace(resident) {
             state.unlist(block, old);
         }
     }
@@ -97,7 +86,7 @@ impl Policy for Lru {
     fn accessed(&mut self, block: BlockId, _now: Nanos) {
         let stamp = self.stamp();
         for state in self.tiers.values_mut() {
-            let Some(resident) = state.residents.get_mut(&block) else { continue };
+            let Some(resident) = state.resident(block) else { continue };
             let old = *resident;
             resident.stamp = stamp;
             let new = *resident;
@@ -110,7 +99,7 @@ impl Policy for Lru {
 
     fn removed(&mut self, tier: Tier, block: BlockId) {
         if let Some(state) = self.tiers.get_mut(&tier)
-            && let Some(old) = state.residents.remove(&block)
+            && let Some(old) = state.residents.get_mut(block as usize).and_then(Option::take)
         {
             state.unlist(block, old);
         }
@@ -118,7 +107,7 @@ impl Policy for Lru {
 
     fn set_standing(&mut self, tier: Tier, block: BlockId, standing: Standing) {
         let Some(state) = self.tiers.get_mut(&tier) else { return };
-        let Some(resident) = state.residents.get_mut(&block) else { return };
+        let Some(resident) = state.resident(block) else { return };
         if resident.standing == standing {
             return;
         }
@@ -140,6 +129,14 @@ impl Policy for Lru {
     ) -> Option<BlockId> {
         let set = self.tiers.get(&tier)?.candidates.get(&shape)?;
         set.iter().map(|(_, _, block)| *block).take(MAX_SKIPS).find(|block| !skip(*block))
+    }
+
+    fn worth(&self, tier: Tier, block: BlockId) -> f64 {
+        let state = self.tiers.get(&tier);
+        match state.and_then(|state| state.residents.get(block as usize)) {
+            Some(Some(resident)) if resident.standing != Standing::Orphan => resident.stamp as f64,
+            _ => 0.0,
+        }
     }
 
     fn candidates(&self, tier: Tier) -> usize {

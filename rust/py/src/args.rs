@@ -2,14 +2,22 @@
 
 use crate::buffers::Held;
 use crate::errors::{OrRaise, invalid};
+use crate::request::Request;
 use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyIndexError, PyOverflowError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+use std::ops::RangeInclusive;
 use std::time::Duration;
-use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, PutOptions};
+use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, LookupMode, PutOptions};
 
 /// Most elements that memory is taken for before they have been seen.
 const MAX_HINT: usize = 64 << 10;
+
+/// What a subscript names, and of what it is one.
+pub(crate) type Part = (&'static str, &'static str);
+pub(crate) const BLOCK: Part = ("block", "batch");
+pub(crate) const SLAB: Part = ("slab", "block");
 
 /// Packed keys, n x 32 bytes.
 pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
@@ -55,26 +63,46 @@ pub(crate) fn key(
     }
 }
 
+/// A value as errors show it.
+fn shown(value: &Bound<'_, PyAny>) -> String {
+    value.repr().map_or_else(|_| "out of range".into(), |text| text.to_string())
+}
+
+/// How a lookup walks the keys.
+pub(crate) fn mode(py: Python<'_>, mode: &str) -> PyResult<LookupMode> {
+    match mode {
+        "prefix" => Ok(LookupMode::Prefix),
+        "each" => Ok(LookupMode::Each),
+        other => {
+            let context = format!("`mode` is {other:?}: give prefix or each");
+            Err(invalid(py, "lookup", context))
+        }
+    }
+}
+
 /// Seconds to wait; `None` stands for the configuration's own.
 pub(crate) fn timeout(
-    py: Python<'_>,
     op: &'static str,
-    seconds: Option<f64>,
+    seconds: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Option<Duration>> {
-    seconds.map(|s| duration(py, op, "timeout", s)).transpose()
+    seconds.map(|value| duration(op, "timeout", value)).transpose()
 }
 
 /// Seconds as a duration; more than one can hold are the longest there is.
 pub(crate) fn duration(
-    py: Python<'_>,
     op: &'static str,
     field: &str,
-    seconds: f64,
+    value: &Bound<'_, PyAny>,
 ) -> PyResult<Duration> {
-    if seconds >= 0.0 {
-        return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    match value.extract::<f64>() {
+        Ok(seconds) if seconds >= 0.0 => {
+            Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        }
+        _ => {
+            let context = format!("`{field}` is {}: give seconds, 0 or more", shown(value));
+            Err(invalid(value.py(), op, context))
+        }
     }
-    Err(invalid(py, op, format!("`{field}` is {seconds}: give seconds, 0 or more")))
 }
 
 /// An integer that fits `T`.
@@ -85,23 +113,44 @@ pub(crate) fn whole<T: TryFrom<u64>>(
 ) -> PyResult<T> {
     let number = value.extract::<u64>().ok().and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| {
-        let shown = value.repr().map_or_else(|_| "out of range".into(), |text| text.to_string());
-        let bits = 8 * size_of::<T>();
+        let (shown, bits) = (shown(value), 8 * size_of::<T>());
         let context = format!("`{field}` is {shown}: give an integer from 0 to 2^{bits} - 1");
         invalid(value.py(), op, context)
     })
 }
 
-fn depth(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole("put", "depth", value)
+/// An integer of a range.
+pub(crate) fn within(
+    op: &'static str,
+    field: &str,
+    value: &Bound<'_, PyAny>,
+    range: RangeInclusive<usize>,
+) -> PyResult<usize> {
+    let number = value.extract::<usize>().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| {
+        let (shown, first, last) = (shown(value), range.start(), range.end());
+        let context = format!("`{field}` is {shown}: give an integer from {first} to {last}");
+        invalid(value.py(), op, context)
+    })
 }
 
-/// How old blocks have to be, in seconds.
-pub(crate) fn age(py: Python<'_>, op: &'static str, seconds: f64) -> PyResult<Duration> {
-    if seconds >= 0.0 {
-        return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
-    }
-    Err(invalid(py, op, format!("`seconds` is {seconds}: give an age, 0 or more")))
+/// The place that a subscript names, negative ones from the end; like a list's, it is an
+/// `IndexError` where there is none.
+pub(crate) fn place(index: &Bound<'_, PyAny>, len: usize, (part, whole): Part) -> PyResult<usize> {
+    let at = match index.extract::<isize>() {
+        Ok(at) if at < 0 => at.checked_add_unsigned(len),
+        Ok(at) => Some(at),
+        Err(error) if error.is_instance_of::<PyOverflowError>(index.py()) => None,
+        Err(error) => return Err(error),
+    };
+    let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
+    at.ok_or_else(|| {
+        PyIndexError::new_err(format!("{part} {} of a {whole} of {len}", shown(index)))
+    })
+}
+
+fn depth(value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    whole("put", "depth", value)
 }
 
 /// Token ids: a buffer of integers, or any sequence of them.
@@ -222,7 +271,19 @@ pub(crate) fn block_type(
 /// What a put or a reservation tells of its blocks.
 #[pyclass(frozen, module = "tiered_kv._core", name = "PutOptions")]
 pub(crate) struct PyPutOptions {
-    pub(crate) inner: PutOptions,
+    inner: PutOptions,
+    /// Number of the store of the request that the blocks belong to.
+    request: Option<u64>,
+}
+
+impl PyPutOptions {
+    /// The options of a call on the store of number `store`.
+    pub(crate) fn of(&self, py: Python<'_>, op: &'static str, store: u64) -> PyResult<&PutOptions> {
+        if self.request.is_some_and(|request| request != store) {
+            return Err(invalid(py, op, "`req` belongs to another store: begin it in this one"));
+        }
+        Ok(&self.inner)
+    }
 }
 
 #[pymethods]
@@ -230,7 +291,7 @@ impl PyPutOptions {
     #[new]
     #[pyo3(signature = (
         *, parent=None, depth=0, chain=true, tokens=None, chunk_ends=None, computed="prefill",
-        block_type=None, wait=None, timeout=None
+        block_type=None, wait=None, timeout=None, req=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "all of them are keywords in Python")]
     fn new(
@@ -242,8 +303,9 @@ impl PyPutOptions {
         chunk_ends: Option<&Bound<'_, PyAny>>,
         computed: &str,
         block_type: Option<&str>,
-        wait: Option<f64>,
-        timeout: Option<f64>,
+        wait: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        req: Option<&Request>,
     ) -> PyResult<Self> {
         let computed = match computed {
             "prefill" => ComputedBy::Prefill,
@@ -261,10 +323,13 @@ impl PyPutOptions {
             tokens: counts.unwrap_or_default(),
             chunk_ends: chunk_ends.map(truths).transpose()?.unwrap_or_default(),
             computed,
-            block_type: self::block_type(py, "put", block_type)?,
-            wait: wait.map(|s| duration(py, "put", "wait", s)).transpose()?,
-            timeout: self::timeout(py, "put", timeout)?,
+            block_type: match (block_type, req) {
+                (None, Some(req)) => req.inner.context().block_type,
+                (name, _) => self::block_type(py, "put", name)?,
+            },
+            wait: wait.map(|value| duration("put", "wait", value)).transpose()?,
+            timeout: self::timeout("put", timeout)?,
         };
-        Ok(Self { inner })
+        Ok(Self { inner, request: req.map(|req| req.store) })
     }
 }

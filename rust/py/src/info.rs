@@ -2,7 +2,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use tiered_kv::{Audit, DriveHealth, Health, LogEntry, LogKind, OpenTimes, Stats, TierStats};
+use tiered_kv::{
+    Attachable, Audit, DriveHealth, Health, LogEntry, LogKind, OpenTimes, Stats, TierStats,
+};
 
 fn tier<'py>(py: Python<'py>, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
     let row = PyDict::new(py);
@@ -52,7 +54,19 @@ pub(crate) fn health<'py>(py: Python<'py>, health: &Health) -> PyResult<Bound<'p
     all.set_item("drives", drives?)?;
     all.set_item("store_id", &health.store_id)?;
     all.set_item("huge_bytes", health.huge_bytes)?;
+    all.set_item("attach", attachable(py, &health.attach)?)?;
     Ok(all)
+}
+
+fn attachable<'py>(py: Python<'py>, attach: &Attachable) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("listening", attach.listening)?;
+    row.set_item("reason", &attach.reason)?;
+    row.set_item("connections", attach.connections)?;
+    row.set_item("accepted", attach.accepted)?;
+    row.set_item("refused", attach.refused)?;
+    row.set_item("dropped", attach.dropped)?;
+    Ok(row)
 }
 
 fn drive<'py>(py: Python<'py>, drive: &DriveHealth) -> PyResult<Bound<'py, PyDict>> {

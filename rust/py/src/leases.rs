@@ -1,10 +1,11 @@
 //! Leases: read-only views of resident blocks, through the buffer protocol and DLPack.
 
+use crate::args;
 use crate::dlpack;
 use crate::errors::invalid;
 use crate::reports::reasons;
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView};
@@ -12,11 +13,27 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use tiered_kv::{MissReason, Tier};
 
-/// A lease of the batch: its own until the first view of it is made, then shared with the views.
+/// A block of the batch.
 enum Item {
+    /// Its own lease, until the first view of it is made.
     Own(tiered_kv::Lease),
+    /// A lease shared with the views.
     Shared(Arc<tiered_kv::Lease>),
-    Miss,
+    /// The flags of a block whose lease was released.
+    Released(u8),
+    Miss(MissReason),
+}
+
+impl Item {
+    /// Flags of the block, or why it was missed.
+    fn outcome(&self) -> Result<u8, MissReason> {
+        match self {
+            Self::Own(lease) => Ok(lease.info().flags()),
+            Self::Shared(lease) => Ok(lease.info().flags()),
+            Self::Released(flags) => Ok(*flags),
+            Self::Miss(reason) => Err(*reason),
+        }
+    }
 }
 
 /// What a `get` found. Dropping it, or `release`, unpins every block without a view alive.
@@ -24,7 +41,7 @@ enum Item {
 pub(crate) struct Leases {
     /// Guards the leases against a release from another thread.
     items: Mutex<Vec<Item>>,
-    outcomes: Vec<Result<(Tier, u8), MissReason>>,
+    sources: Vec<Tier>,
     #[pyo3(get)]
     hits: usize,
 }
@@ -32,63 +49,64 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn new(found: tiered_kv::Leases) -> Self {
         let hits = found.hits();
-        let mut items = Vec::with_capacity(found.items.len());
-        let mut outcomes = Vec::with_capacity(found.items.len());
-        for (item, source) in found.items.into_iter().zip(found.sources) {
-            match item {
-                Ok(lease) => {
-                    outcomes.push(Ok((source, lease.info().flags())));
-                    items.push(Item::Own(lease));
-                }
-                Err(reason) => {
-                    outcomes.push(Err(reason));
-                    items.push(Item::Miss);
-                }
-            }
-        }
-        Self { items: Mutex::new(items), outcomes, hits }
+        // Nothing is made of a block before somebody asks for it: most batches are used whole.
+        let item = |item| match item {
+            Ok(lease) => Item::Own(lease),
+            Err(reason) => Item::Miss(reason),
+        };
+        let items = found.items.into_iter().map(item).collect();
+        Self { items: Mutex::new(items), sources: found.sources, hits }
     }
 
-    fn share(&self, index: isize) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
-        let len = self.outcomes.len();
-        let at = if index < 0 { index.checked_add_unsigned(len) } else { Some(index) };
-        let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
-        let Some(at) = at else {
-            return Err(PyIndexError::new_err(format!("block {index} of a batch of {len}")));
-        };
+    /// Unpins the blocks, whose flags are kept where somebody may still ask for them.
+    fn release_all(&self, keep_flags: bool) {
         let mut items = self.items.lock();
-        let Some(item) = items.get_mut(at) else {
-            // Released, or never found; the first has an outcome.
-            return match self.outcomes[at] {
-                Ok(_) => Err(PyBufferError::new_err("the leases were released")),
-                Err(_) => Ok(None),
-            };
+        let owned = items.iter_mut().filter_map(|item| {
+            if let Item::Miss(_) | Item::Released(_) = item {
+                return None;
+            }
+            let flags = if keep_flags { item.outcome().unwrap_or(0) } else { 0 };
+            match std::mem::replace(item, Item::Released(flags)) {
+                Item::Own(lease) => Some(lease),
+                _ => None,
+            }
+        });
+        tiered_kv::Lease::release_all(owned);
+    }
+
+    fn outcomes(&self) -> Vec<Result<u8, MissReason>> {
+        self.items.lock().iter().map(Item::outcome).collect()
+    }
+
+    fn share(&self, index: &Bound<'_, PyAny>) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
+        let at = args::place(index, self.sources.len(), args::BLOCK)?;
+        let mut items = self.items.lock();
+        let item = &mut items[at];
+        let lease = match std::mem::replace(item, Item::Released(0)) {
+            Item::Own(lease) => Arc::new(lease),
+            Item::Shared(lease) => lease,
+            other => {
+                let missed = matches!(other, Item::Miss(_));
+                *item = other;
+                let released = || PyBufferError::new_err("the leases were released");
+                return if missed { Ok(None) } else { Err(released()) };
+            }
         };
-        Ok(match std::mem::replace(item, Item::Miss) {
-            Item::Miss => None,
-            Item::Own(lease) => {
-                let lease = Arc::new(lease);
-                *item = Item::Shared(lease.clone());
-                Some(lease)
-            }
-            Item::Shared(lease) => {
-                *item = Item::Shared(lease.clone());
-                Some(lease)
-            }
-        })
+        *item = Item::Shared(lease.clone());
+        Ok(Some(lease))
     }
 }
 
 #[pymethods]
 impl Leases {
     fn __len__(&self) -> usize {
-        self.outcomes.len()
+        self.sources.len()
     }
 
     /// A read-only view of block `index`, or `None` for a miss.
     fn __getitem__<'py>(
         slf: &Bound<'py, Self>,
-        index: isize,
+        index: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         let lease = slf.get().share(index)?;
         if let Some(lease) = &lease
@@ -107,47 +125,55 @@ impl Leases {
     fn slab<'py>(
         &self,
         py: Python<'py>,
-        index: isize,
-        slab: usize,
+        index: &Bound<'py, PyAny>,
+        slab: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
-        check_slab(&lease, slab)?;
+        let slab = args::place(slab, lease.slabs(), args::SLAB)?;
         view(py, lease, slab).map(Some)
     }
 
     /// The lease of one slab as an object with the buffer protocol and DLPack, or `None` for a
     /// miss.
-    #[pyo3(signature = (index, slab=0))]
-    fn dlpack(&self, index: isize, slab: usize) -> PyResult<Option<Lease>> {
+    #[pyo3(signature = (index, slab=None))]
+    fn dlpack(
+        &self,
+        index: &Bound<'_, PyAny>,
+        slab: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Lease>> {
         let Some(lease) = self.share(index)? else { return Ok(None) };
-        check_slab(&lease, slab)?;
+        let slab = slab.map_or(Ok(0), |slab| args::place(slab, lease.slabs(), args::SLAB))?;
         Ok(Some(Lease { lease, slab }))
     }
 
     /// Why each block was missed, `None` for a hit.
     #[getter]
     fn reasons<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        reasons(py, self.outcomes.iter())
+        reasons(py, self.outcomes().iter())
     }
 
     /// Number of the tier that each block came from, 0 for a miss.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let code = |item: &Result<(Tier, u8), _>| item.map_or(0, |(tier, _)| tier as u8);
-        PyBytes::new(py, &self.outcomes.iter().map(code).collect::<Vec<_>>())
+        let items = self.items.lock();
+        let code = |(item, tier): (&Item, &Tier)| match item {
+            Item::Miss(_) => 0,
+            _ => *tier as u8,
+        };
+        PyBytes::new(py, &items.iter().zip(&self.sources).map(code).collect::<Vec<_>>())
     }
 
     /// Flags of each block: bit 0 chunk end, bit 1 computed by decode; 0 for a miss.
     #[getter]
     fn flags<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let code = |item: &Result<(Tier, u8), _>| item.map_or(0, |(_, flags)| flags);
-        PyBytes::new(py, &self.outcomes.iter().map(code).collect::<Vec<_>>())
+        let flags = |outcome: Result<u8, _>| outcome.unwrap_or(0);
+        let flags: Vec<u8> = self.outcomes().into_iter().map(flags).collect();
+        PyBytes::new(py, &flags)
     }
 
     /// Unpins every block that has no view alive; the others follow with their last view.
     fn release(&self) {
-        let items = std::mem::take(&mut *self.items.lock());
-        drop(items);
+        self.release_all(true);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -164,16 +190,14 @@ impl Leases {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Leases: {} leading hits of {} keys>", self.hits, self.outcomes.len())
+        format!("<Leases: {} leading hits of {} keys>", self.hits, self.sources.len())
     }
 }
 
-fn check_slab(lease: &tiered_kv::Lease, slab: usize) -> PyResult<()> {
-    let slabs = lease.slabs();
-    if slab >= slabs {
-        return Err(PyIndexError::new_err(format!("slab {slab} of a block of {slabs}")));
+impl Drop for Leases {
+    fn drop(&mut self) {
+        self.release_all(false);
     }
-    Ok(())
 }
 
 fn view<'py>(

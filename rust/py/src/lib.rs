@@ -8,6 +8,7 @@
 //! - A caller's buffer stays exported (`Py_buffer`) until the core has told that it is done.
 
 mod args;
+mod attached;
 mod buffers;
 mod channel;
 mod completion;
@@ -20,9 +21,12 @@ mod info;
 mod leases;
 mod namespace;
 mod probe;
+mod queue;
 mod reports;
 mod request;
 mod reserve;
+#[cfg(debug_assertions)]
+mod stall;
 mod store;
 
 use pyo3::prelude::*;
@@ -41,9 +45,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
     m.add_class::<args::PyPutOptions>()?;
+    m.add_class::<attached::Attached>()?;
+    m.add_class::<attached::AttachedHold>()?;
     m.add_class::<channel::Channel>()?;
-    m.add_class::<completion::Call>()?;
-    m.add_class::<completion::CompletionQueue>()?;
     m.add_class::<hold::Hold>()?;
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;
@@ -56,5 +60,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<reports::PutReport>()?;
     m.add_class::<request::Request>()?;
     m.add_class::<reserve::Reservation>()?;
+    #[cfg(debug_assertions)]
+    m.add_class::<stall::StallGate>()?;
     m.add_class::<store::Store>()
 }

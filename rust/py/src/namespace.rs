@@ -2,12 +2,14 @@
 
 use crate::args;
 use crate::buffers::{self, Held};
+use crate::completion::About;
 use crate::errors::{OrRaise, invalid};
 use crate::store::StoreRef;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use std::collections::BTreeMap;
-use tiered_kv::{BlockKey, KvLayout, NamespaceSpec, key};
+use tiered_kv::key::{self, MAX_OPAQUE_KEY_BYTES};
+use tiered_kv::{BlockKey, KvLayout, NamespaceSpec};
 
 /// Beyond so many tokens the GIL is let go while they are hashed.
 const HASH_WITH_GIL_TOKENS: usize = 16 << 10;
@@ -45,6 +47,16 @@ struct LayoutArgs {
 
 impl Namespace {
     pub(crate) fn open(py: Python<'_>, store: &StoreRef, spec: SpecArgs) -> PyResult<Self> {
+        Self::with(py, spec, store.number, |spec| store.store.namespace(spec))
+    }
+
+    /// A namespace that `open` opens, in the store of number `store`.
+    pub(crate) fn with(
+        py: Python<'_>,
+        spec: SpecArgs,
+        store: u64,
+        open: impl FnOnce(&NamespaceSpec) -> tiered_kv::Result<tiered_kv::Namespace>,
+    ) -> PyResult<Self> {
         let LayoutArgs { tokens_per_block, layer_groups, head_groups, slab_bytes } = spec.layout;
         let layout = KvLayout::grid(tokens_per_block, layer_groups, head_groups, slab_bytes);
         let kv_dtype = spec.kv_dtype.clone();
@@ -59,8 +71,13 @@ impl Namespace {
             parallel: spec.parallel,
             engine: spec.engine,
         };
-        let inner = store.store.namespace(&spec).or_raise(py)?;
-        Ok(Self { inner, kv_dtype, store: store.number })
+        let inner = open(&spec).or_raise(py)?;
+        Ok(Self { inner, kv_dtype, store })
+    }
+
+    /// What a call on blocks is about.
+    pub(crate) fn about(&self, keys: usize) -> About {
+        About { keys, block_bytes: self.block_bytes() }
     }
 
     /// Bytes of a block as a length of memory.
@@ -125,9 +142,11 @@ impl Namespace {
         &self,
         py: Python<'py>,
         packed: &Bound<'py, PyAny>,
-        width: Option<usize>,
+        width: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         const OP: &str = "keys_from_opaque";
+        let width = width.map(|width| args::within(OP, "width", width, 1..=MAX_OPAQUE_KEY_BYTES));
+        let width = width.transpose()?;
         if buffers::is_buffer(packed) {
             let held = Held::one(OP, "packed", packed, false)?;
             let Some(width) = width else {

@@ -39,6 +39,14 @@ fn position_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     args::whole("observe", "position", value)
 }
 
+fn output_tokens_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    args::whole("finish", "output_tokens", value)
+}
+
+fn engine_hit_tokens_of(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    args::whole("finish", "engine_hit_tokens", value)
+}
+
 #[pymethods]
 impl Request {
     /// The request uses these blocks; `position` is the first one's place in the sequence, in
@@ -61,7 +69,11 @@ impl Request {
 
     /// Counts one access for each block observed. A second finish counts nothing.
     #[pyo3(signature = (output_tokens=0, engine_hit_tokens=0))]
-    fn finish(&self, output_tokens: u64, engine_hit_tokens: u64) {
+    fn finish(
+        &self,
+        #[pyo3(from_py_with = output_tokens_of)] output_tokens: u64,
+        #[pyo3(from_py_with = engine_hit_tokens_of)] engine_hit_tokens: u64,
+    ) {
         self.inner.finish(output_tokens, engine_hit_tokens);
     }
 }

@@ -1,10 +1,11 @@
 //! Reservations: the store's own memory, filled in place through writable views.
 
+use crate::args;
 use crate::errors::invalid;
 use crate::reports::status_name;
 use crate::store::StoreRef;
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMemoryView};
@@ -71,19 +72,10 @@ impl Reservation {
     fn view<'py>(
         &self,
         py: Python<'py>,
-        index: isize,
+        index: &Bound<'py, PyAny>,
         slab: usize,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
-        let len = self.state.statuses.len();
-        let at = if index < 0 { index.checked_add_unsigned(len) } else { Some(index) };
-        let at = at.and_then(|at| usize::try_from(at).ok()).filter(|at| *at < len);
-        let Some(index) = at else {
-            return Err(PyIndexError::new_err(format!("block {index} of a batch of {len}")));
-        };
-        if slab >= self.state.slabs {
-            let slabs = self.state.slabs;
-            return Err(PyIndexError::new_err(format!("slab {slab} of a block of {slabs}")));
-        }
+        let index = args::place(index, self.state.statuses.len(), args::BLOCK)?;
         if self.state.statuses[index].is_some() {
             return Ok(None);
         }
@@ -102,7 +94,7 @@ impl Reservation {
     fn __getitem__<'py>(
         &self,
         py: Python<'py>,
-        index: isize,
+        index: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         if self.state.slabs != 1 {
             let slabs = self.state.slabs;
@@ -117,10 +109,10 @@ impl Reservation {
     fn slab<'py>(
         &self,
         py: Python<'py>,
-        index: isize,
-        slab: usize,
+        index: &Bound<'py, PyAny>,
+        slab: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
-        self.view(py, index, slab)
+        self.view(py, index, args::place(slab, self.state.slabs, args::SLAB)?)
     }
 
     /// Why each block has no slots: "exists" or "throttled"; `None` where it has.

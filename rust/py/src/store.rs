@@ -2,8 +2,9 @@
 
 use crate::args::{self, PyPutOptions};
 use crate::buffers::{self, Wanted};
-use crate::completion::{CompletionQueue, Done, Ticket};
-use crate::errors::{OrRaise, invalid, to_py};
+use crate::channel::{Channel, submit};
+use crate::completion::{About, Done};
+use crate::errors::{OrRaise, invalid};
 use crate::hold::{self, Hold};
 use crate::namespace::{Namespace, SpecArgs};
 use crate::reports::{CloseReport, Lookup, PutReport};
@@ -14,12 +15,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv::{Delete, Error, GetOptions, LookupMode};
+use tiered_kv::{Delete, GetOptions, Seams};
 
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
-
-/// A core and its number in this process, by which handles tell their stores apart.
+/// A handle on a core, and the core's number in this process, by which namespaces, holds and
+/// requests tell where they belong.
 pub(crate) struct Shared {
     pub(crate) store: ManuallyDrop<Arc<tiered_kv::Store>>,
     pub(crate) number: u64,
@@ -40,13 +39,25 @@ impl Drop for Shared {
     }
 }
 
-/// An open store. Its calls take a completion queue, or wait without the GIL where there is none.
+/// An open store. Its calls take a channel for their results, or wait without the GIL.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Store {
     pub(crate) shared: StoreRef,
 }
 
 impl Store {
+    /// Opens a store on seams; waits without the GIL.
+    pub(crate) fn open_with(
+        py: Python<'_>,
+        fields: &Bound<'_, PyDict>,
+        seams: &Seams,
+    ) -> PyResult<Self> {
+        let config = config::read(fields, Default::default())?;
+        let store = py.detach(|| tiered_kv::Store::open_with(&config, seams)).or_raise(py)?;
+        let number = store.core_number();
+        Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
+    }
+
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         self.shared.store.check_open(op).or_raise(py)
     }
@@ -69,17 +80,28 @@ impl Store {
         py: Python<'_>,
         ns: &Namespace,
         what: &Delete,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
-        let timeout = args::timeout(py, "delete", timeout)?;
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report| end.complete(Done::Delete(report));
-        match self.shared.store.delete_with(&ns.inner, what, timeout, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        let timeout = args::timeout("delete", timeout)?;
+        let keys = if let Delete::Keys(keys) = what { keys.len() } else { 0 };
+        submit(py, &self.shared, channel, About::keys(keys), |sink| {
+            let done = |report| sink.complete(Done::Delete(report));
+            self.shared.store.delete_with(&ns.inner, what, timeout, done).map(Some)
+        })
+    }
+
+    fn get_options(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        timeout: Option<&Bound<'_, PyAny>>,
+        req: Option<&Request>,
+        hold: Option<&Hold>,
+    ) -> PyResult<GetOptions> {
+        self.check_request(py, op, req)?;
+        let hold = Hold::id_in(py, op, hold, self.shared.number)?;
+        Ok(GetOptions { timeout: args::timeout(op, timeout)?, hold, in_request: req.is_some() })
     }
 
     fn check_request(
@@ -101,10 +123,7 @@ impl Store {
     /// Opens a store from the fields of a configuration; waits without the GIL.
     #[staticmethod]
     fn open(py: Python<'_>, fields: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let config = config::read(fields, Default::default())?;
-        let store = py.detach(|| tiered_kv::Store::open(&config)).or_raise(py)?;
-        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { shared: Arc::new(Shared { store: ManuallyDrop::new(store), number }) })
+        Self::open_with(py, fields, &Seams::default())
     }
 
     fn namespace(&self, py: Python<'_>, spec: SpecArgs) -> PyResult<Namespace> {
@@ -120,14 +139,7 @@ impl Store {
         mode: &str,
     ) -> PyResult<Lookup> {
         self.check_ns(py, "lookup", ns)?;
-        let mode = match mode {
-            "prefix" => LookupMode::Prefix,
-            "each" => LookupMode::Each,
-            other => {
-                let context = format!("`mode` is {other:?}: give prefix or each");
-                return Err(invalid(py, "lookup", context));
-            }
-        };
+        let mode = args::mode(py, mode)?;
         let keys = args::keys("lookup", keys)?;
         Ok(Lookup::new(&self.shared.store.lookup(&ns.inner, &keys, mode), keys.len()))
     }
@@ -138,17 +150,40 @@ impl Store {
         Ok(key.is_some_and(|key| self.shared.store.contains(&ns.inner, &key)))
     }
 
+    /// Which keys are in any tier; an index in memory answers at once.
+    fn exists(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        channel: &Channel,
+    ) -> PyResult<Py<PyAny>> {
+        self.check_ns(py, "exists", ns)?;
+        let keys = args::keys("exists", keys)?;
+        submit(py, &self.shared, Some(channel), About::keys(keys.len()), |sink| {
+            let there = |key| self.shared.store.contains(&ns.inner, key);
+            sink.complete(Done::Exists(keys.iter().map(there).collect()));
+            Ok(None)
+        })
+    }
+
+    /// Opens a channel for calls of this store.
+    fn channel(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<Channel> {
+        self.check_open(py, "channel")?;
+        Channel::open(capacity)
+    }
+
     /// Holds blocks on whatever tier they are, for at most `ttl` seconds.
     fn hold(
         &self,
         py: Python<'_>,
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
-        ttl: f64,
+        ttl: &Bound<'_, PyAny>,
     ) -> PyResult<Hold> {
         self.check_ns(py, "hold", ns)?;
         let keys = args::keys("hold", keys)?;
-        let ttl = args::duration(py, "hold", "ttl", ttl)?;
+        let ttl = args::duration("hold", "ttl", ttl)?;
         let inner = self.shared.store.hold(&ns.inner, &keys, ttl).or_raise(py)?;
         Ok(Hold::new(inner, self.shared.number))
     }
@@ -173,34 +208,31 @@ impl Store {
         self.shared.store.lookup_hybrid(&ns.inner, &groups).or_raise(py)
     }
 
-    #[pyo3(signature = (ns, keys, timeout=None, req=None, hold=None, queue=None))]
+    #[pyo3(signature = (ns, keys, timeout=None, req=None, hold=None, channel=None))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get(
         &self,
         py: Python<'_>,
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
+        timeout: Option<&Bound<'_, PyAny>>,
         req: Option<&Request>,
         hold: Option<&Hold>,
-        queue: Option<&CompletionQueue>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get", ns)?;
-        self.check_request(py, "get", req)?;
-        let hold = Hold::id_in(py, "get", hold, self.shared.number)?;
+        let options = self.get_options(py, "get", timeout, req, hold)?;
         let keys = args::keys("get", keys)?;
-        let timeout = args::timeout(py, "get", timeout)?;
-        let options = GetOptions { timeout, hold, in_request: req.is_some() };
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |leases| end.complete(Done::Get(leases));
-        match self.shared.store.get_with(&ns.inner, &keys, &options, done) {
-            Ok(op) => ticket.settle(py, &self.shared, op),
-            Err(error) => Err(refused(py, &ticket, &error)),
+        if let Some(leases) = self.shared.store.get_now(&ns.inner, &keys, &options).or_raise(py)? {
+            return Done::Get(leases).into_py(py);
         }
+        submit(py, &self.shared, channel, About::keys(keys.len()), |sink| {
+            let done = |leases| sink.complete(Done::Get(leases));
+            self.shared.store.get_with(&ns.inner, &keys, &options, done)
+        })
     }
 
-    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None, queue=None))]
+    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None, channel=None))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get_into(
         &self,
@@ -208,34 +240,28 @@ impl Store {
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
+        timeout: Option<&Bound<'_, PyAny>>,
         req: Option<&Request>,
         hold: Option<&Hold>,
-        queue: Option<&CompletionQueue>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
-        self.check_request(py, "get_into", req)?;
-        let hold = Hold::id_in(py, "get_into", hold, self.shared.number)?;
+        let options = self.get_options(py, "get_into", timeout, req, hold)?;
         let keys = args::keys("get_into", keys)?;
-        let timeout = args::timeout(py, "get_into", timeout)?;
         let wanted = wanted("get_into", ns, true);
         let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted)?;
-        let options = GetOptions { timeout, hold, in_request: req.is_some() };
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report: tiered_kv::IntoReport<_>| {
-            let tiered_kv::IntoReport { items, buffers } = report;
-            // The parts go first, so that `held` is the last owner of the exports.
-            drop(buffers);
-            end.complete(Done::Into(items, held));
-        };
-        match self.shared.store.get_into_with(&ns.inner, &keys, parts, &options, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
+            let done = |report: tiered_kv::IntoReport<_>| {
+                let tiered_kv::IntoReport { items, buffers } = report;
+                // The parts go first, so that `held` is the last owner of the exports.
+                drop(buffers);
+                sink.complete(Done::Into(items, held));
+            };
+            self.shared.store.get_into_with(&ns.inner, &keys, parts, &options, done).map(Some)
+        })
     }
 
-    #[pyo3(signature = (ns, keys, buffers, options, queue=None))]
+    #[pyo3(signature = (ns, keys, buffers, options, channel=None))]
     fn put(
         &self,
         py: Python<'_>,
@@ -243,68 +269,63 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         options: &PyPutOptions,
-        queue: Option<&CompletionQueue>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "put", ns)?;
+        let options = options.of(py, "put", self.shared.number)?;
         let keys = args::keys("put", keys)?;
         let source = buffers::read_parts(buffers, keys.len(), &wanted("put", ns, false))?;
         let held = source.held();
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report| end.complete(Done::Put(report, held));
-        match self.shared.store.put_with(&ns.inner, &keys, source, &options.inner, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
+            let done = |report| sink.complete(Done::Put(report, held));
+            self.shared.store.put_with(&ns.inner, &keys, source, options, done).map(Some)
+        })
     }
 
-    #[pyo3(signature = (timeout=None, queue=None))]
+    #[pyo3(signature = (timeout=None, channel=None))]
     fn flush(
         &self,
         py: Python<'_>,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
-        let timeout = args::timeout(py, "flush", timeout)?;
-        let ticket = Ticket::new(queue);
-        let end = ticket.clone();
-        let done = move |report| end.complete(Done::Flush(report));
-        match self.shared.store.flush_with(timeout, done) {
-            Ok(op) => ticket.settle(py, &self.shared, Some(op)),
-            Err(error) => Err(refused(py, &ticket, &error)),
-        }
+        let timeout = args::timeout("flush", timeout)?;
+        submit(py, &self.shared, channel, About::keys(0), |sink| {
+            let done = |report| sink.complete(Done::Flush(report));
+            self.shared.store.flush_with(timeout, done).map(Some)
+        })
     }
 
-    #[pyo3(signature = (ns, keys, timeout=None, queue=None))]
+    #[pyo3(signature = (ns, keys, timeout=None, channel=None))]
     fn delete(
         &self,
         py: Python<'_>,
         ns: &Namespace,
         keys: &Bound<'_, PyAny>,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "delete", ns)?;
         let keys = args::keys("delete", keys)?;
-        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, queue)
+        self.begin_delete(py, ns, &Delete::Keys(keys), timeout, channel)
     }
 
     /// Deletes what was stored longer ago than `seconds`, or everything without them.
-    #[pyo3(signature = (ns, seconds=None, timeout=None, queue=None))]
+    #[pyo3(signature = (ns, seconds=None, timeout=None, channel=None))]
     fn delete_all(
         &self,
         py: Python<'_>,
         ns: &Namespace,
-        seconds: Option<f64>,
-        timeout: Option<f64>,
-        queue: Option<&CompletionQueue>,
+        seconds: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "delete", ns)?;
         let what = match seconds {
-            Some(seconds) => Delete::OlderThan(args::age(py, "delete", seconds)?),
+            Some(seconds) => Delete::OlderThan(args::duration("delete", "seconds", seconds)?),
             None => Delete::All,
         };
-        self.begin_delete(py, ns, &what, timeout, queue)
+        self.begin_delete(py, ns, &what, timeout, channel)
     }
 
     fn reserve(
@@ -315,8 +336,9 @@ impl Store {
         options: &PyPutOptions,
     ) -> PyResult<Reservation> {
         self.check_ns(py, "reserve", ns)?;
+        let options = options.of(py, "reserve", self.shared.number)?;
         let keys = args::keys("reserve", keys)?;
-        let inner = self.shared.store.reserve(&ns.inner, &keys, &options.inner).or_raise(py)?;
+        let inner = self.shared.store.reserve(&ns.inner, &keys, options).or_raise(py)?;
         Ok(Reservation::new(inner, &self.shared, ns.inner.layout().slabs()))
     }
 
@@ -350,9 +372,14 @@ impl Store {
         info::audit(py, &py.detach(|| self.shared.store.audit()))
     }
 
-    #[pyo3(signature = (since=0))]
-    fn events<'py>(&self, py: Python<'py>, since: u64) -> PyResult<Bound<'py, PyList>> {
+    #[pyo3(signature = (since=None))]
+    fn events<'py>(
+        &self,
+        py: Python<'py>,
+        since: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
         self.check_process(py, "events")?;
+        let since = since.map_or(Ok(0), |since| args::whole("events", "since", since))?;
         info::events(py, &py.detach(|| self.shared.store.events(since)))
     }
 
@@ -375,9 +402,4 @@ impl Store {
 
 pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
     Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable }
-}
-
-fn refused(py: Python<'_>, ticket: &Ticket, error: &Error) -> PyErr {
-    ticket.abandon();
-    to_py(py, error)
 }

@@ -3,6 +3,8 @@
 use crate::index::Residency;
 use crate::machine::HoldId;
 use crate::resident::Lease;
+use serde::{Deserialize, Serialize, Serializer};
+use std::path::Path;
 use std::time::Duration;
 use tiered_kv_types::{BlockInfo, MissReason, Tier};
 
@@ -43,6 +45,15 @@ pub struct Lookup {
     pub infos: Vec<BlockInfo>,
 }
 
+impl Lookup {
+    /// None of `keys` keys is there.
+    pub(crate) fn absent(keys: usize, mode: LookupMode) -> Self {
+        let told = if mode == LookupMode::Each { keys } else { 0 };
+        let (states, infos) = (vec![Residency::Absent; told], vec![BlockInfo::default(); told]);
+        Self { hits: 0, states, infos }
+    }
+}
+
 /// Options of a get.
 #[derive(Clone, Debug, Default)]
 pub struct GetOptions {
@@ -55,7 +66,7 @@ pub struct GetOptions {
 }
 
 /// What can be said of a drive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DriveState {
     /// It takes reads and writes.
     Working,
@@ -76,10 +87,16 @@ impl DriveState {
     }
 }
 
+/// A path as text, also where it is none: another process only shows it.
+fn readable<S: Serializer>(path: &Path, ser: S) -> std::result::Result<S::Ok, S::Error> {
+    ser.serialize_str(&path.to_string_lossy())
+}
+
 /// State of one drive.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriveHealth {
     /// Its directory.
+    #[serde(serialize_with = "readable")]
     pub path: std::path::PathBuf,
     /// Whether it works.
     pub state: DriveState,
@@ -92,7 +109,7 @@ pub struct DriveHealth {
 }
 
 /// State of the store's parts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The store takes calls.
     pub open: bool,
@@ -112,4 +129,23 @@ pub struct Health {
     pub store_id: String,
     /// Bytes of memory on huge pages.
     pub huge_bytes: u64,
+    /// Whether other processes can attach, and how many are.
+    pub attach: Attachable,
+}
+
+/// Whether other processes can attach to a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachable {
+    /// The store listens for them.
+    pub listening: bool,
+    /// Where, or why not.
+    pub reason: String,
+    /// Processes attached at present, by their connections.
+    pub connections: u64,
+    /// Connections since the open, refused ones too.
+    pub accepted: u64,
+    /// Connections refused: another user's, of another version, or one too many.
+    pub refused: u64,
+    /// Connections ended since their peer did not keep to the protocol or stalled.
+    pub dropped: u64,
 }

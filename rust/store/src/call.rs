@@ -1,6 +1,7 @@
 //! Calls in progress: the caller's memory while the core uses it, and how the result gets back.
 
 use crate::machine::{FlushReport, Outcome, PutStatus};
+use crate::owner::InFlight;
 use parking_lot::{Condvar, Mutex};
 use std::any::Any;
 use std::future::Future;
@@ -79,12 +80,14 @@ pub(crate) struct Call {
     pub(crate) reply: Reply,
     pub(crate) source: Option<Arc<dyn BlockSource>>,
     pub(crate) buffers: WriteBufs,
+    /// The handle that it was made through, until the caller has been told of its end.
+    pub(crate) in_flight: Option<InFlight>,
 }
 
 impl Call {
     /// A call that uses no memory of the caller's.
     pub(crate) fn plain(reply: Reply) -> Self {
-        Self { reply, source: None, buffers: Vec::new() }
+        Self { reply, source: None, buffers: Vec::new(), in_flight: None }
     }
 }
 

@@ -42,7 +42,7 @@ impl Store {
         timeout: Option<Duration>,
         done: impl FnOnce(DeleteReport) + Send + 'static,
     ) -> Result<OpId> {
-        self.check_open("delete")?;
+        self.check_ns("delete", ns)?;
         let doomed = match what {
             Delete::Keys(keys) => Doomed::Keys(keys.clone()),
             Delete::All => Doomed::StoredBefore(u64::MAX),
@@ -58,7 +58,7 @@ impl Store {
         });
         let call = Call::plain(reply);
         let ns = ns.number;
-        Ok(self.core.submit(call, |op| Event::Delete { op, ns, doomed, deadline }))
+        Ok(self.begin(call, |op| Event::Delete { op, ns, doomed, deadline }))
     }
 
     /// Begins a new epoch of a namespace, as after its weights were updated: nothing stored before

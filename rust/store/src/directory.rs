@@ -278,6 +278,13 @@ fn by_segment(checkpoint: Checkpoint) -> HashMap<u32, Known> {
     for header in checkpoint.segments {
         known.entry(header.segment).or_default().header = Some(header);
     }
+    let mut counts: HashMap<u32, usize> = HashMap::new();
+    for record in &checkpoint.records {
+        *counts.entry(record.segment).or_default() += 1;
+    }
+    for (segment, records) in counts {
+        known.entry(segment).or_default().records.reserve_exact(records);
+    }
     for record in checkpoint.records {
         known.entry(record.segment).or_default().records.push((record.slot, record));
     }

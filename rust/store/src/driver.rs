@@ -4,25 +4,58 @@
 //! the microseconds of one step, and carries the commands out after it has let go.
 
 use crate::call::{BlockSource, Call, WriteBuf};
+use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
+use crate::owner::Calls;
 use crate::resident::{Filling, LeaseBudget, Resident};
 use crate::stats::FastCounters;
 use crossbeam_queue::ArrayQueue;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tiered_kv_io::{Clock, Nanos, Origin, Running, WorkerPool};
 use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
 const INLINE_COPY_BYTES: u64 = 64 << 10;
-/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted.
-const ACCESS_QUEUE: usize = 4096;
+/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
+/// that their keys stay in the cache until then.
+const ACCESS_QUEUE: usize = 512;
+
+/// Numbers of the cores of this process, from 1.
+static NEXT_CORE: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// Calls into the caller's code that this thread is in the midst of.
+    static IN_CALLER: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the core is calling the caller on this thread: it cannot wait for the core here.
+pub(crate) fn in_caller() -> bool {
+    IN_CALLER.get() > 0
+}
+
+/// Marks the thread as calling the caller, until it is dropped.
+struct InCaller;
+
+impl InCaller {
+    fn enter() -> Self {
+        IN_CALLER.set(IN_CALLER.get() + 1);
+        Self
+    }
+}
+
+impl Drop for InCaller {
+    fn drop(&mut self) {
+        IN_CALLER.set(IN_CALLER.get() - 1);
+    }
+}
 
 /// What the lock guards: the machine and what the core holds for each call.
 pub(crate) struct State {
@@ -30,6 +63,7 @@ pub(crate) struct State {
     calls: HashMap<OpId, Call, KeyHasher>,
     next_op: u64,
     commands: Vec<Command>,
+    events: Option<EventFile>,
 }
 
 #[derive(Default)]
@@ -40,6 +74,8 @@ struct Timer {
 }
 
 pub(crate) struct Core {
+    /// Its number in this process.
+    pub(crate) number: u64,
     state: Mutex<State>,
     pub(crate) index: Arc<ReadIndex>,
     pub(crate) budget: Arc<LeaseBudget>,
@@ -88,6 +124,7 @@ pub(crate) struct CoreParts {
     pub(crate) copies: WorkerPool,
     pub(crate) copy_threads: usize,
     pub(crate) hasher: KeyHasher,
+    pub(crate) events: Option<EventFile>,
 }
 
 impl Core {
@@ -97,8 +134,10 @@ impl Core {
             calls: HashMap::with_hasher(parts.hasher),
             next_op: 1,
             commands: Vec::new(),
+            events: parts.events,
         };
         Self {
+            number: NEXT_CORE.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
             index: parts.index,
             budget: parts.budget,
@@ -147,6 +186,16 @@ impl Core {
         op
     }
 
+    /// Ends every call of one handle. Each ends through its own result.
+    pub(crate) fn cancel_calls(self: &Arc<Self>, calls: &Arc<Calls>) {
+        let of = |call: &Call| call.in_flight.as_ref().is_some_and(|call| call.is_of(calls));
+        let state = self.state.lock();
+        let ops: Vec<OpId> =
+            state.calls.iter().filter(|(_, call)| of(call)).map(|(op, _)| *op).collect();
+        drop(state);
+        self.drive(ops.into_iter().map(|op| Event::Cancel { op }));
+    }
+
     /// Brings events that belong to no caller.
     pub(crate) fn drive(self: &Arc<Self>, events: impl IntoIterator<Item = Event>) {
         if self.is_forked() {
@@ -167,8 +216,11 @@ impl Core {
         let accessed = std::iter::from_fn(|| self.accesses.pop())
             .take(ACCESS_QUEUE)
             .map(|(ns, keys)| Event::Accessed { ns, keys });
-        let State { machine, commands, .. } = state;
+        let State { machine, commands, events: file, .. } = state;
         machine.step(self.now(), accessed.chain(events), commands);
+        if let Some(file) = file {
+            file.catch_up(machine);
+        }
         self.arm(machine.next_deadline());
         let mut work = Work::default();
         for command in std::mem::take(commands) {
@@ -182,10 +234,12 @@ impl Core {
             self.io[usize::from(drive)].submit(self, commands);
         }
         self.copy(work.copies);
-        for (Call { reply, source, buffers }, outcome) in work.done {
+        for (Call { reply, source, buffers, in_flight }, outcome) in work.done {
+            let _calling = InCaller::enter();
             // The caller's own, like the rest: not dropped under the lock, and before it is told.
             drop(source);
             reply(outcome, buffers);
+            drop(in_flight);
         }
     }
 
@@ -312,6 +366,7 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
 /// Runs a copy that calls into the caller's code: a panic there, or a length that changed, must not
 /// leave the call without an end.
 fn contained<R>(copy: impl FnOnce() -> R) -> Option<R> {
+    let _calling = InCaller::enter();
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(copy));
     result.inspect_err(|_| tracing::error!("a caller's buffer panicked")).ok()
 }

@@ -7,6 +7,7 @@ use crate::namespace::Namespace;
 use crate::store::Store;
 use std::sync::Arc;
 use std::time::Duration;
+use tiered_kv_io::Nanos;
 use tiered_kv_types::{BlockKey, Error, ErrorKind, Result};
 
 /// Keeps blocks in some tier until it is dropped, used by a `get`, or over time.
@@ -76,18 +77,9 @@ impl Store {
     /// # Errors
     /// `Closed`.
     pub fn hold(&self, ns: &Namespace, keys: &[BlockKey], ttl: Duration) -> Result<Hold> {
-        self.check_open("hold")?;
-        let (op, done) = Op::new();
-        let reply: Reply = Box::new(move |outcome, _| {
-            let Outcome::Held(id, held) = outcome else { unreachable!("a hold ends as one") };
-            done((id, held));
-        });
-        let call = Call::plain(reply);
+        self.check_ns("hold", ns)?;
         let expires = self.deadline(Some(ttl), 0.0);
-        let (ns, keys) = (ns.number, keys.to_vec());
-        self.core.submit(call, |op| Event::Hold { op, ns, keys, expires });
-        // A hold is decided within the step that takes it in, so this never waits.
-        let (id, held) = op.wait();
+        let (id, held) = self.core.hold(ns.number, keys.to_vec(), expires);
         Ok(Hold { core: self.core.clone(), id, held })
     }
 
@@ -97,7 +89,7 @@ impl Store {
     /// # Errors
     /// `Closed`.
     pub fn prefetch(&self, ns: &Namespace, keys: &[BlockKey]) -> Result<()> {
-        self.check_open("prefetch")?;
+        self.check_ns("prefetch", ns)?;
         let (ns, keys) = (ns.number, keys.to_vec());
         self.core.drive([Event::Prefetch { ns, keys }]);
         Ok(())
@@ -113,21 +105,46 @@ impl Store {
         ns: &Namespace,
         groups: &[(&[BlockKey], GroupRule)],
     ) -> Result<usize> {
-        let blocks = groups.first().map_or(0, |(keys, _)| keys.len());
-        if groups.iter().any(|(keys, _)| keys.len() != blocks) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "lookup_hybrid",
-                "`groups` have different numbers of keys: give each one a block of the prompt",
-            ));
-        }
-        let present: Vec<Vec<bool>> = groups
-            .iter()
-            .map(|(keys, _)| keys.iter().map(|key| self.contains(ns, key)).collect())
-            .collect();
-        let met = |position: &usize| {
-            groups.iter().zip(&present).all(|((_, rule), there)| rule.is_met(there, *position))
-        };
-        Ok((0..=blocks).rev().find(met).unwrap_or(0))
+        hybrid_position(groups, |keys| keys.iter().map(|key| self.contains(ns, key)).collect())
+    }
+}
+
+/// The largest position at which every group has what its rule asks for; `present` says of keys
+/// whether they are stored.
+pub(crate) fn hybrid_position(
+    groups: &[(&[BlockKey], GroupRule)],
+    mut present: impl FnMut(&[BlockKey]) -> Vec<bool>,
+) -> Result<usize> {
+    let blocks = groups.first().map_or(0, |(keys, _)| keys.len());
+    if groups.iter().any(|(keys, _)| keys.len() != blocks) {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "lookup_hybrid",
+            "`groups` have different numbers of keys: give each one a block of the prompt",
+        ));
+    }
+    let there: Vec<Vec<bool>> = groups.iter().map(|(keys, _)| present(keys)).collect();
+    let met = |position: &usize| {
+        groups.iter().zip(&there).all(|((_, rule), there)| rule.is_met(there, *position))
+    };
+    Ok((0..=blocks).rev().find(met).unwrap_or(0))
+}
+
+impl Core {
+    /// Holds those of the keys that are stored. The answer comes within the step that takes the
+    /// hold in, so this never waits.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        ns: u32,
+        keys: Vec<BlockKey>,
+        expires: Nanos,
+    ) -> (HoldId, Vec<bool>) {
+        let (op, done) = Op::new();
+        let reply: Reply = Box::new(move |outcome, _| {
+            let Outcome::Held(id, held) = outcome else { unreachable!("a hold ends as one") };
+            done((id, held));
+        });
+        self.submit(Call::plain(reply), |op| Event::Hold { op, ns, keys, expires });
+        op.wait()
     }
 }

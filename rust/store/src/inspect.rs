@@ -1,11 +1,11 @@
 //! Looking into a store: statistics, health, events, audits.
 
 use crate::answers::{DriveHealth, DriveState, Health};
-use crate::directory::Drive;
 use crate::log::LogEntry;
 use crate::machine::Audit;
 use crate::open::OpenTimes;
-use crate::stats::Stats;
+use crate::owner::Owner;
+use crate::stats::{ACCESSES_DROPPED, LOOKUPS, Stats};
 use crate::store::Store;
 use std::sync::atomic::Ordering;
 use tiered_kv_types::StoreConfig;
@@ -13,6 +13,56 @@ use tiered_kv_types::StoreConfig;
 impl Store {
     /// A snapshot of counters and gauges.
     pub fn stats(&self) -> Stats {
+        self.owner.stats()
+    }
+
+    /// Whether this handle takes no more calls; true in a forked child.
+    pub fn is_closed(&self) -> bool {
+        self.core.is_forked() || self.handle.calls.is_closed() || self.core.is_closed()
+    }
+
+    /// Whether this process is a forked child of the one that opened the store. Methods
+    /// that return a `Result` then refuse, and lookups find nothing; of the others only
+    /// [`Store::close`] may be called.
+    pub fn is_forked(&self) -> bool {
+        self.core.is_forked()
+    }
+
+    /// Number of the core in this process. Handles with the same number share one core, and with it
+    /// namespaces, holds and requests.
+    pub fn core_number(&self) -> u64 {
+        self.core.number
+    }
+
+    /// State of the store's parts.
+    pub fn health(&self) -> Health {
+        let health = self.owner.health();
+        Health { open: health.open && !self.is_closed(), ..health }
+    }
+
+    /// How long the parts of the open took.
+    pub fn open_times(&self) -> OpenTimes {
+        self.owner.times
+    }
+
+    /// The configuration in use.
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// Entries of the event log from number `from` on.
+    pub fn events(&self, from: u64) -> Vec<LogEntry> {
+        self.core.with_machine(|m| m.log.since(from))
+    }
+
+    /// Recounts everything and compares it with the books.
+    pub fn audit(&self) -> Audit {
+        self.core.with_machine(|m| m.audit())
+    }
+}
+
+impl Owner {
+    pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.core.with_machine(|m| m.stats());
         let fast = &self.core.fast;
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -29,24 +79,12 @@ impl Store {
             };
         }
         stats.leased_bytes = self.core.budget.leased_bytes();
-        stats.counters.push(("lookups", load(&fast.lookups)));
-        stats.counters.push(("accesses_dropped", load(&fast.accesses_dropped)));
+        stats.counters.push((LOOKUPS, load(&fast.lookups)));
+        stats.counters.push((ACCESSES_DROPPED, load(&fast.accesses_dropped)));
         stats
     }
 
-    /// Whether the store takes no more calls; true in a forked child.
-    pub fn is_closed(&self) -> bool {
-        self.core.is_forked() || self.core.is_closed()
-    }
-
-    /// Whether this process is a forked child of the one that opened the store. Methods
-    /// that return a `Result` then refuse; of the others only [`Store::close`] may be called.
-    pub fn is_forked(&self) -> bool {
-        self.core.is_forked()
-    }
-
-    /// State of the store's parts.
-    pub fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         let disk = self.drives.first().map(|d| &d.disk);
         let paused = self.core.with_machine(|m| m.drives_paused());
         Health {
@@ -57,8 +95,9 @@ impl Store {
             direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
             drive_paused: paused.contains(&true),
             drives: self.drives_health(&paused),
-            store_id: self.drives.first().map(Drive::store_id).unwrap_or_default(),
+            store_id: self.store_id(),
             huge_bytes: self.arena.report().huge_bytes,
+            attach: self.attachable(),
         }
     }
 
@@ -80,25 +119,5 @@ impl Store {
             store_id: String::new(),
         });
         there.chain(lost).collect()
-    }
-
-    /// How long the parts of the open took.
-    pub fn open_times(&self) -> OpenTimes {
-        self.times
-    }
-
-    /// The configuration in use.
-    pub fn config(&self) -> &StoreConfig {
-        &self.config
-    }
-
-    /// Entries of the event log from number `from` on.
-    pub fn events(&self, from: u64) -> Vec<LogEntry> {
-        self.core.with_machine(|m| m.log.since(from))
-    }
-
-    /// Recounts everything and compares it with the books.
-    pub fn audit(&self) -> Audit {
-        self.core.with_machine(|m| m.audit())
     }
 }

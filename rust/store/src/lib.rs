@@ -17,10 +17,12 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod attach;
 mod call;
 mod delete;
 mod directory;
 mod driver;
+mod event_file;
 mod hold;
 mod index;
 mod inspect;
@@ -29,6 +31,8 @@ mod log;
 mod machine;
 mod namespace;
 mod open;
+mod owner;
+mod registry;
 mod request;
 mod reserve;
 mod resident;
@@ -38,7 +42,10 @@ mod sim;
 mod stats;
 mod store;
 
-pub use answers::{DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode};
+pub use answers::{
+    Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode,
+};
+pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
 pub use delete::Delete;
 pub use hold::{GroupRule, Hold};

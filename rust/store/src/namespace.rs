@@ -12,6 +12,8 @@ use tiered_kv_types::{
 #[derive(Clone, Debug)]
 pub struct Namespace {
     pub(crate) number: u32,
+    /// Number of the core that it was opened in; 0 for one of a process that is attached.
+    pub(crate) core: u64,
     pub(crate) id: NamespaceId,
     pub(crate) layout: KvLayout,
 }

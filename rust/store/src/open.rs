@@ -2,6 +2,7 @@
 
 use crate::directory::{Drive, found_segments, open_drive};
 use crate::driver::{Core, CoreParts};
+use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{DriveId, Event, Geometry, Limits, Machine, Now, Parts};
@@ -47,8 +48,6 @@ pub(crate) struct Opened {
 
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
-    config.check()?;
-    check_origin()?;
     let (drives, lost) = open_drives(config, seams)?;
     let dram = config.dram_capacity.unwrap_or_else(default_dram);
     let memory = memory_geometry(dram);
@@ -66,10 +65,11 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         held_high_bytes: (capacity + drive_bytes) / 2,
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
     };
+    let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
-        freed: FreedSlots::default(),
+        freed: freed.clone(),
         policy: Box::new(Lru::new()),
         limits,
         memory,
@@ -81,7 +81,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let recovery = Instant::now();
     recover(&drives, lost.is_empty(), &mut machine, seams)?;
     let recover_s = recovery.elapsed().as_secs_f64();
-    let budget = LeaseBudget::new(part(config.max_leased_fraction));
+    let budget = LeaseBudget::new(part(config.max_leased_fraction), freed);
     let core = make_core(config, seams, machine, index, budget, &drives, hasher)?;
     for (number, drive) in drives.iter().enumerate() {
         start_engine(config, seams, &core, number, drive, &arena)?;
@@ -92,7 +92,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     Ok(Opened { core, drives, lost, arena, times: OpenTimes { total_s, populate_s, recover_s } })
 }
 
-fn check_origin() -> Result<()> {
+pub(crate) fn check_origin() -> Result<()> {
     if !Running::in_parent() {
         return Ok(());
     }
@@ -136,6 +136,7 @@ fn make_core(
     let bridge =
         |(number, d): (DriveId, &Drive)| IoBridge::new(number, d.geometry.segment_bytes, d.journal);
     let io = (0..).zip(drives).map(bridge).collect();
+    let events = config.event_file.as_deref().map(EventFile::open).transpose()?;
     Ok(Arc::new(Core::new(CoreParts {
         machine,
         index,
@@ -145,6 +146,7 @@ fn make_core(
         copies,
         copy_threads: config.copy_threads,
         hasher,
+        events,
     })))
 }
 

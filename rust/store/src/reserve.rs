@@ -67,7 +67,7 @@ impl Store {
         keys: &[BlockKey],
         options: &PutOptions,
     ) -> Result<Reservation> {
-        self.check_open("reserve")?;
+        self.check_ns("reserve", ns)?;
         let items = self.put_items(ns, keys, options)?;
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| {
@@ -76,7 +76,7 @@ impl Store {
         });
         let call = Call::plain(reply);
         let (number, asked) = (ns.number, items.clone());
-        self.core.submit(call, |op| Event::Reserve { op, ns: number, items: asked });
+        self.begin(call, |op| Event::Reserve { op, ns: number, items: asked });
         // A reservation is decided within the step that takes it in, so this never waits.
         let slots = op.wait().into_iter().map(|slot| match slot {
             Ok(filling) => Reserved::Slots(filling),
@@ -118,7 +118,7 @@ impl Store {
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_put()));
         let call = Call::plain(reply);
         let ns = reservation.ns;
-        self.core.submit(call, |op| Event::Publish { op, ns, items: filled });
+        self.begin(call, |op| Event::Publish { op, ns, items: filled });
         // Publishing is decided within the step that takes it in, so this never waits.
         for (at, status) in places.into_iter().zip(op.wait().statuses) {
             statuses[at] = status;

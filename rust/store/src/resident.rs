@@ -14,8 +14,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_io::{ReadBuf, Slot, SlotMut, copy_checked, crc32c};
 use tiered_kv_types::BlockInfo;
 
-/// Slots whose last owner is gone, on their way back to the allocator.
-pub(crate) type FreedSlots = Arc<SegQueue<SlotId>>;
+/// What every block in memory refers to, so that a lease is no larger than a reference.
+#[derive(Debug, Default)]
+pub(crate) struct Freed {
+    /// Slots whose last owner is gone, on their way back to the allocator.
+    slots: SegQueue<SlotId>,
+    /// Bytes that leases pin.
+    leased: AtomicU64,
+}
+
+impl Freed {
+    pub(crate) fn push(&self, slot: SlotId) {
+        self.slots.push(slot);
+    }
+
+    pub(crate) fn pop(&self) -> Option<SlotId> {
+        self.slots.pop()
+    }
+}
+
+/// Where slots go whose last owner is gone.
+pub(crate) type FreedSlots = Arc<Freed>;
 
 /// Slots taken for one block, one a slab, writable and owned by whoever fills them.
 ///
@@ -124,6 +143,11 @@ impl Filled {
         &self.crcs
     }
 
+    /// The segment of each slot.
+    pub(crate) fn segments(&self) -> SmallVec<[u32; 1]> {
+        self.filling.ids.iter().map(|id| id.segment).collect()
+    }
+
     pub(crate) fn into_resident(mut self, generation: u64, info: BlockInfo) -> Resident {
         let slots = self.filling.take_slots().into_iter().map(SlotMut::freeze).collect();
         Resident {
@@ -152,6 +176,7 @@ pub struct Resident {
 
 impl Resident {
     /// Payload bytes of the whole block.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.lens.iter().sum()
     }
@@ -212,63 +237,97 @@ impl ReadBuf for SlabWrite {
     }
 }
 
-/// Bytes that leases pin, with their cap.
+/// The cap of what leases pin.
 #[derive(Debug)]
 pub(crate) struct LeaseBudget {
-    leased: AtomicU64,
+    freed: FreedSlots,
     cap: u64,
 }
 
 impl LeaseBudget {
-    pub(crate) fn new(cap: u64) -> Arc<Self> {
-        Arc::new(Self { leased: AtomicU64::new(0), cap })
+    pub(crate) fn new(cap: u64, freed: FreedSlots) -> Arc<Self> {
+        Arc::new(Self { freed, cap })
     }
 
     pub(crate) fn leased_bytes(&self) -> u64 {
-        self.leased.load(Ordering::Relaxed)
+        self.freed.leased.load(Ordering::Relaxed)
     }
 
     /// A lease on `resident`, unless that would pin more than the cap.
-    pub(crate) fn lease(self: &Arc<Self>, resident: Arc<Resident>) -> Option<Lease> {
-        let bytes = resident.bytes();
-        let before = self.leased.fetch_add(bytes, Ordering::Relaxed);
-        let lease = Lease { resident, budget: self.clone() };
-        // Dropping the lease takes the bytes off again.
-        (before + bytes <= self.cap).then_some(lease)
+    pub(crate) fn lease(&self, resident: Arc<Resident>) -> Option<Lease> {
+        self.take(resident.bytes()).then(|| Lease::counted(resident))
+    }
+
+    /// Counts so many bytes as leased, unless that would be more than the cap.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let before = self.freed.leased.fetch_add(bytes, Ordering::Relaxed);
+        let taken = before.saturating_add(bytes) <= self.cap;
+        if !taken {
+            self.freed.leased.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        taken
     }
 }
 
 /// A read-only view of one resident block, pinned until it is dropped and never revoked.
 #[derive(Debug)]
 pub struct Lease {
-    resident: Arc<Resident>,
-    budget: Arc<LeaseBudget>,
+    /// Gone only where `release_all` has taken it off the books.
+    resident: Option<Arc<Resident>>,
 }
 
 impl Lease {
+    /// A lease whose bytes `LeaseBudget::take` has counted.
+    #[inline]
+    pub(crate) fn counted(resident: Arc<Resident>) -> Self {
+        Self { resident: Some(resident) }
+    }
+
     /// Another lease of the same block, counted like the first.
     #[must_use]
     pub fn share(&self) -> Self {
-        self.budget.leased.fetch_add(self.resident.bytes(), Ordering::Relaxed);
-        Self { resident: self.resident.clone(), budget: self.budget.clone() }
+        self.freed.leased.fetch_add(self.bytes(), Ordering::Relaxed);
+        Self { resident: self.resident.clone() }
     }
 
     /// The payload of a block of one slab.
     pub fn as_slice(&self) -> &[u8] {
-        self.resident.slab(0)
+        self.slab(0)
+    }
+
+    /// Drops a batch of leases of one store, which is cheaper than to drop each by itself.
+    pub fn release_all(leases: impl IntoIterator<Item = Self>) {
+        let mut bytes = 0;
+        let mut freed: Option<FreedSlots> = None;
+        for mut lease in leases {
+            let Some(resident) = lease.resident.take() else { continue };
+            let books = freed.get_or_insert_with(|| resident.freed.clone());
+            if Arc::ptr_eq(books, &resident.freed) {
+                bytes += resident.bytes();
+            } else {
+                resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
+            }
+        }
+        if let Some(freed) = freed {
+            freed.leased.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 }
 
 impl std::ops::Deref for Lease {
     type Target = Resident;
 
+    #[inline]
     fn deref(&self) -> &Resident {
-        &self.resident
+        self.resident.as_deref().expect("only a lease that is being dropped has none")
     }
 }
 
 impl Drop for Lease {
+    #[inline]
     fn drop(&mut self) {
-        self.budget.leased.fetch_sub(self.resident.bytes(), Ordering::Relaxed);
+        if let Some(resident) = &self.resident {
+            resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Counters and gauges.
 
+use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_types::{MissReason, Tier};
 
@@ -125,8 +126,26 @@ impl FastCounters {
     }
 }
 
+/// Counters of callers, beside those of the machine.
+pub(crate) const LOOKUPS: &str = "lookups";
+pub(crate) const ACCESSES_DROPPED: &str = "accesses_dropped";
+
+/// Counters by name, as another process sent them; names that this program has not are left out.
+fn named<'de, D: Deserializer<'de>>(
+    de: D,
+) -> std::result::Result<Vec<(&'static str, u64)>, D::Error> {
+    let mut names: Vec<&'static str> = MissReason::ALL.iter().map(|reason| reason.name()).collect();
+    names.extend(Counters::default().rows().iter().map(|(name, _)| *name));
+    names.extend([LOOKUPS, ACCESSES_DROPPED]);
+    let rows = Vec::<(String, u64)>::deserialize(de)?;
+    let known = |(name, count): (String, u64)| {
+        names.iter().find(|known| **known == name).map(|known| (*known, count))
+    };
+    Ok(rows.into_iter().filter_map(known).collect())
+}
+
 /// Bytes of one tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStats {
     /// Bytes that the tier may hold.
     pub capacity_bytes: u64,
@@ -141,7 +160,7 @@ pub struct TierStats {
 }
 
 /// A snapshot of counters and gauges.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
     /// T1.
     pub dram: TierStats,
@@ -151,8 +170,10 @@ pub struct Stats {
     /// done.
     pub requested: u64,
     /// Misses by reason.
+    #[serde(deserialize_with = "named")]
     pub misses: Vec<(&'static str, u64)>,
     /// All other counters by name.
+    #[serde(deserialize_with = "named")]
     pub counters: Vec<(&'static str, u64)>,
     /// Bytes that leases pin.
     pub leased_bytes: u64,

@@ -4,43 +4,45 @@ use crate::answers::{GetOptions, Leases, Lookup, LookupMode};
 use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
-use crate::directory::Drive;
-use crate::driver::Core;
-use crate::index::Residency;
+use crate::driver::{Core, in_caller};
+use crate::index::{FullKey, Residency};
 use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
-use crate::open::{OpenTimes, Opened};
+use crate::owner::{Handle, Owner};
 use crate::request::{Request, RequestContext};
+use crate::resident::{Lease, Resident};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
 use std::sync::Arc;
 use std::time::Duration;
-use tiered_kv_io::{Arena, Nanos};
+use tiered_kv_io::Nanos;
 use tiered_kv_types::{
     BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
 };
 
-/// A store of KV blocks over memory and NVMe.
+/// A store of KV blocks over memory and NVMe: a handle on a core.
 ///
-/// Cheap to share behind an [`Arc`]; every method takes `&self` and none of them blocks on I/O
-/// except [`Op::wait`] and dropping the last handle, which closes the store.
+/// A second open of the same directories in a process is a second handle on the same core, which
+/// closes with the last of them. Cheap to share behind an [`Arc`]; every method takes `&self` and
+/// none of them blocks on I/O except [`Op::wait`], [`Store::close`], and dropping a handle, which
+/// closes it.
 pub struct Store {
     pub(crate) core: Arc<Core>,
+    /// This handle's own deadlines; all else is the same in every handle.
     pub(crate) config: StoreConfig,
-    pub(crate) drives: Vec<Drive>,
-    pub(crate) lost: Vec<(std::path::PathBuf, Error)>,
-    pub(crate) arena: Arc<Arena>,
-    pub(crate) times: OpenTimes,
-    /// Held by whoever closes the store.
-    closing: parking_lot::Mutex<()>,
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 impl Store {
-    /// Opens a store, finding again what a directory holds.
+    /// Opens a store, finding again what a directory holds. Where this process has the same
+    /// directories open, however they are spelled, it is one more handle on that store. An open
+    /// waits for another open or close of them, for at most `close_timeout_s`.
     ///
     /// # Errors
-    /// `Config`, `NotFound`, `Permission`, `InUse`, `FormatMismatch`, `NoSpace`: each names
-    /// the field and the remedy.
+    /// `Config` where a field is wrong, or contradicts the store that is open on the directories;
+    /// `InUse` where another process has them, or that wait was in vain; `NotFound`, `Permission`,
+    /// `FormatMismatch`, `NoSpace`. Each names the field and the remedy.
     pub fn open(config: &StoreConfig) -> Result<Arc<Self>> {
         Self::open_with(config, &Seams::default())
     }
@@ -50,16 +52,21 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_with(config: &StoreConfig, seams: &Seams) -> Result<Arc<Self>> {
-        let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
-        Ok(Arc::new(Self {
-            core,
-            config: config.clone(),
-            drives,
-            lost,
-            arena,
-            times,
-            closing: parking_lot::Mutex::new(()),
-        }))
+        let owner = Owner::open(config, seams)?;
+        let handle = Arc::new(Handle::new(owner.clone(), config));
+        let core = owner.core.clone();
+        Ok(Arc::new(Self { core, config: config.clone(), owner, handle }))
+    }
+
+    /// Begins a call of this handle.
+    pub(crate) fn begin(&self, mut call: Call, event: impl FnOnce(OpId) -> Event) -> OpId {
+        call.in_flight = Some(self.handle.calls.enter());
+        let op = self.core.submit(call, event);
+        if self.handle.calls.is_closed() {
+            // Closed since it was checked: whoever closes may have looked before this call began.
+            self.cancel(op);
+        }
+        op
     }
 
     /// Opens a namespace: a cheap handle that calls name.
@@ -83,31 +90,23 @@ impl Store {
                 ),
             )
         })?;
-        Ok(Namespace { number, id, layout: spec.layout.clone() })
+        Ok(Namespace { number, core: self.core.number, id, layout: spec.layout.clone() })
     }
 
     /// Says where keys are. Takes no lock across keys, waits for nothing, and has no effect on what
-    /// is evicted: engines repeat it every step.
+    /// is evicted: engines repeat it every step. For a closed store, and in a forked child, every
+    /// key is absent.
     pub fn lookup(&self, ns: &Namespace, keys: &[BlockKey], mode: LookupMode) -> Lookup {
-        FastCounters::add(&self.core.fast.lookups, keys.len() as u64);
-        let mut found = Lookup::default();
-        let mut leading = true;
-        for key in keys {
-            let (state, info) = self.core.index.residency(&ns.full(*key));
-            leading &= state.is_hit();
-            if mode == LookupMode::Prefix && !leading {
-                break;
-            }
-            found.hits += usize::from(leading);
-            found.states.push(state);
-            found.infos.push(info);
+        if self.is_closed() || ns.core != self.core.number {
+            return Lookup::absent(keys.len(), mode);
         }
-        found
+        self.core.lookup(ns.number, keys, mode)
     }
 
-    /// Whether a `get` of one key would find it.
+    /// Whether a `get` of one key would find it; never for a closed store or in a forked child.
     pub fn contains(&self, ns: &Namespace, key: &BlockKey) -> bool {
-        self.core.index.residency(&ns.full(*key)).0.is_hit()
+        let asked = !self.is_closed() && ns.core == self.core.number;
+        asked && self.core.index.residency(&ns.full(*key)).0.is_hit()
     }
 
     /// Leases blocks, loading what is on the drive. A fault is a miss with a reason, never an
@@ -138,15 +137,11 @@ impl Store {
         options: &GetOptions,
         done: impl FnOnce(Leases) + Send + 'static,
     ) -> Result<Option<OpId>> {
-        self.check_open("get")?;
-        FastCounters::add(&self.core.fast.requested, keys.len() as u64);
-        if let Some(leases) = self.get_resident(ns, keys, options) {
-            if let Some(hold) = options.hold {
-                self.core.drive([Event::Release { hold }]);
-            }
+        if let Some(leases) = self.get_now(ns, keys, options)? {
             done(leases);
             return Ok(None);
         }
+        FastCounters::add(&self.core.fast.requested, keys.len() as u64);
         let budget = self.core.budget.clone();
         let core = Arc::downgrade(&self.core);
         let reply: Reply = Box::new(move |outcome, _| {
@@ -168,6 +163,28 @@ impl Store {
         Ok(Some(self.begin_get(ns, keys, options, call, false)))
     }
 
+    /// The whole answer of a [`Store::get`] for which nothing has to be waited; `None`, and nothing
+    /// is counted, where something has.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn get_now(
+        &self,
+        ns: &Namespace,
+        keys: &[BlockKey],
+        options: &GetOptions,
+    ) -> Result<Option<Leases>> {
+        self.check_ns("get", ns)?;
+        let found = self.get_resident(ns, keys, options);
+        if found.is_some() {
+            FastCounters::add(&self.core.fast.requested, keys.len() as u64);
+            if let Some(hold) = options.hold {
+                self.core.drive([Event::Release { hold }]);
+            }
+        }
+        Ok(found)
+    }
+
     fn begin_get(
         &self,
         ns: &Namespace,
@@ -179,7 +196,7 @@ impl Store {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
         let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
         let hold = options.hold;
-        self.core.submit(call, |op| Event::Get { op, ns, keys, deadline, into, count, hold })
+        self.begin(call, |op| Event::Get { op, ns, keys, deadline, into, count, hold })
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
@@ -190,36 +207,40 @@ impl Store {
         options: &GetOptions,
     ) -> Option<Leases> {
         let fast = &self.core.fast;
-        let mut leases =
-            Leases { items: Vec::with_capacity(keys.len()), sources: vec![Tier::Dram; keys.len()] };
-        let (mut hits, mut bytes, mut absent, mut capped) = (0, 0, 0, 0);
+        let mut items = Vec::with_capacity(keys.len());
+        let (mut hits, mut bytes) = (0, 0);
         for key in keys {
-            leases.items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
+            items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
                 Ok(resident) => {
-                    let size = resident.bytes();
-                    match self.core.budget.lease(resident) {
-                        Some(lease) => {
-                            hits += 1;
-                            bytes += size;
-                            Ok(lease)
-                        }
-                        None => {
-                            capped += 1;
-                            Err(MissReason::LeaseCap)
-                        }
-                    }
+                    hits += 1;
+                    bytes += resident.bytes();
+                    Ok(resident)
                 }
                 Err(state) if state.is_hit() => return None,
-                Err(_) => {
-                    absent += 1;
-                    Err(MissReason::Absent)
-                }
+                Err(_) => Err(MissReason::Absent),
             });
+        }
+        FastCounters::add(&fast.absent, keys.len() as u64 - hits);
+        // The books are kept once for the whole batch, as long as it is below the cap.
+        let budget = &self.core.budget;
+        let whole = budget.take(bytes);
+        let lease = |resident: Arc<Resident>| {
+            if whole {
+                return Ok(Lease::counted(resident));
+            }
+            budget.lease(resident).ok_or(MissReason::LeaseCap)
+        };
+        let items: Vec<_> = items.into_iter().map(|item| item.and_then(lease)).collect();
+        if !whole {
+            let leased = items.iter().filter_map(|item| item.as_ref().ok());
+            let (found, pinned) = (hits, bytes);
+            (hits, bytes) = leased.fold((0, 0), |(n, bytes), one| (n + 1, bytes + one.bytes()));
+            debug_assert!(bytes <= pinned);
+            FastCounters::add(&fast.lease_cap, found - hits);
         }
         FastCounters::add(&fast.dram_hits, hits);
         FastCounters::add(&fast.dram_hit_bytes, bytes);
-        FastCounters::add(&fast.absent, absent);
-        FastCounters::add(&fast.lease_cap, capped);
+        let leases = Leases { items, sources: vec![Tier::Dram; keys.len()] };
         if hits > 0 && !options.in_request {
             self.core.count_access(ns.number, keys.iter().rev().copied().collect());
         }
@@ -255,7 +276,7 @@ impl Store {
         options: &GetOptions,
         done: impl FnOnce(IntoReport<B>) + Send + 'static,
     ) -> Result<OpId> {
-        self.check_open("get_into")?;
+        self.check_ns("get_into", ns)?;
         ns.check_count("get_into", "buffers", keys.len(), buffers.len())?;
         for (index, buffer) in buffers.iter_mut().enumerate() {
             ns.check_len("get_into", index, buffer.as_mut().len())?;
@@ -271,7 +292,7 @@ impl Store {
             };
             done(IntoReport { items, buffers: buffers.into_iter().map(back).collect() });
         });
-        let call = Call { reply, source: None, buffers };
+        let call = Call { buffers, ..Call::plain(reply) };
         Ok(self.begin_get(ns, keys, options, call, true))
     }
 
@@ -305,7 +326,7 @@ impl Store {
         options: &PutOptions,
         done: impl FnOnce(PutReport) + Send + 'static,
     ) -> Result<OpId> {
-        self.check_open("put")?;
+        self.check_ns("put", ns)?;
         ns.check_count("put", "blocks", keys.len(), source.blocks())?;
         for index in 0..keys.len() {
             ns.check_len("put", index, source.block(index).len())?;
@@ -313,11 +334,11 @@ impl Store {
         let items = self.put_items(ns, keys, options)?;
         let deadline = self.deadline(options.timeout, self.config.put_timeout_s);
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_put()));
-        let call = Call { reply, source: Some(source), buffers: Vec::new() };
+        let call = Call { source: Some(source), ..Call::plain(reply) };
         let wait = options.wait.map_or(0, |wait| self.deadline(Some(wait), 0.0));
         let ns = ns.number;
         let event = |op| Event::Put { op, ns, items, deadline, wait_until: wait };
-        Ok(self.core.submit(call, event))
+        Ok(self.begin(call, event))
     }
 
     pub(crate) fn put_items(
@@ -360,7 +381,7 @@ impl Store {
         let deadline = self.deadline(timeout, self.config.close_timeout_s);
         let reply: Reply = Box::new(move |outcome, _| done(outcome.into_flush()));
         let call = Call::plain(reply);
-        Ok(self.core.submit(call, |op| Event::Flush { op, deadline }))
+        Ok(self.begin(call, |op| Event::Flush { op, deadline }))
     }
 
     /// Cancels a call. It still ends through its own result, when the core no longer touches its
@@ -376,48 +397,22 @@ impl Store {
         Request::new(self.core.clone(), context)
     }
 
-    /// Closes the store: ends calls in progress, writes what is not durable yet until the deadline,
-    /// and waits until nothing is in flight. Leases stay valid. A second close does nothing, nor
-    /// does one in a forked child.
+    /// Closes this handle: its calls in progress end, and later ones are refused. The last handle
+    /// closes the store: it writes what is not durable yet until the deadline, and waits until
+    /// nothing is in flight. Leases stay valid. A second close waits for the first and does nothing
+    /// more; one in a forked child does nothing.
+    ///
+    /// From a function that the core calls, it returns at once and the close goes on elsewhere.
     pub fn close(&self) -> CloseReport {
         if self.core.is_forked() {
             return CloseReport::default();
         }
-        // A second close waits for the first.
-        let _closing = self.closing.lock();
-        if !self.core.refuse_calls() {
+        if in_caller() {
+            // The core waits for this thread: it would wait for itself.
+            self.handle.close_elsewhere();
             return CloseReport::default();
         }
-        let (op, done) = Op::new();
-        let deadline = self.deadline(None, self.config.close_timeout_s);
-        let reply: Reply = Box::new(move |outcome, _| {
-            let Outcome::Closed(dropped) = outcome else { unreachable!("a close ends as one") };
-            done(CloseReport { dropped });
-        });
-        let call = Call::plain(reply);
-        self.core.submit(call, |op| Event::Close { op, deadline });
-        let report = op.wait();
-        self.core.stop();
-        self.write_checkpoints();
-        for drive in &self.drives {
-            drive.unlock();
-        }
-        report
-    }
-
-    /// Notes what each drive holds, so that the next open need not read every table. Where that
-    /// fails, the next open reads them.
-    fn write_checkpoints(&self) {
-        let paused = self.core.with_machine(|m| m.drives_paused());
-        for ((number, drive), paused) in (0..).zip(&self.drives).zip(paused) {
-            if paused {
-                continue;
-            }
-            let checkpoint = self.core.with_machine(|m| m.checkpoint(number));
-            if let Err(err) = drive.write_checkpoint(&checkpoint) {
-                tracing::warn!(dir = %drive.path.display(), %err, "no checkpoint was written");
-            }
-        }
+        self.handle.close()
     }
 
     /// Checks that the store takes calls.
@@ -427,12 +422,22 @@ impl Store {
     pub fn check_open(&self, op: &'static str) -> Result<()> {
         let remedy = if self.core.is_forked() {
             "the store belongs to the process that this one was forked from: open another here"
-        } else if self.core.is_closed() {
+        } else if self.is_closed() {
             "the store is closed: open it again"
         } else {
             return Ok(());
         };
         Err(Error::new(ErrorKind::Closed, op, remedy))
+    }
+
+    /// Checks that the store takes calls, and that the namespace was opened in it.
+    pub(crate) fn check_ns(&self, op: &'static str, ns: &Namespace) -> Result<()> {
+        self.check_open(op)?;
+        if ns.core == self.core.number {
+            return Ok(());
+        }
+        let context = "`ns` belongs to another store: open it in this one with namespace(spec)";
+        Err(Error::new(ErrorKind::InvalidArgument, op, context))
     }
 
     pub(crate) fn deadline(&self, timeout: Option<Duration>, default_s: f64) -> Nanos {
@@ -446,10 +451,31 @@ impl Drop for Store {
     fn drop(&mut self) {
         if self.core.is_forked() {
             // Dropping the core would wait for threads that are not here.
-            std::mem::forget(self.core.clone());
+            std::mem::forget(self.handle.clone());
             return;
         }
-        self.close();
+        if !self.handle.calls.is_closed() {
+            self.close();
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn lookup(&self, ns: u32, keys: &[BlockKey], mode: LookupMode) -> Lookup {
+        FastCounters::add(&self.fast.lookups, keys.len() as u64);
+        let mut found = Lookup::default();
+        let mut leading = true;
+        for key in keys {
+            let (state, info) = self.index.residency(&FullKey { ns, key: *key });
+            leading &= state.is_hit();
+            if mode == LookupMode::Prefix && !leading {
+                break;
+            }
+            found.hits += usize::from(leading);
+            found.states.push(state);
+            found.infos.push(info);
+        }
+        found
     }
 }
 

@@ -77,6 +77,9 @@ pub struct StoreConfig {
     pub on_format_mismatch: OnFormatMismatch,
     /// Entries that the event log keeps.
     pub event_log_entries: usize,
+    /// File to which each event is written as a line of JSON before what follows from it is done.
+    /// Absent: none.
+    pub event_file: Option<PathBuf>,
     /// Who reads and writes the drives: `auto`, `io_uring` or `blocking`.
     pub io_backend: IoBackend,
     /// Threads that serve loads, with the blocking backend.
@@ -106,6 +109,7 @@ impl Default for StoreConfig {
             close_timeout_s: 60.0,
             on_format_mismatch: OnFormatMismatch::Error,
             event_log_entries: 65_536,
+            event_file: None,
             io_backend: IoBackend::Auto,
             load_threads: 2,
             store_threads: 1,
@@ -229,7 +233,12 @@ impl StoreConfig {
 
     /// The names of all fields, absent ones too.
     pub fn field_names() -> Vec<String> {
-        let full = Self { dram_capacity: Some(0), segment_bytes: Some(0), ..Self::default() };
+        let full = Self {
+            dram_capacity: Some(0),
+            segment_bytes: Some(0),
+            event_file: Some(PathBuf::new()),
+            ..Self::default()
+        };
         let table = full.to_table().expect("the defaults are representable");
         table.into_iter().map(|(name, _)| name).collect()
     }
@@ -292,6 +301,9 @@ impl StoreConfig {
         }
         if self.event_log_entries > 16 << 20 {
             return Err(bad("event_log_entries", "is over 16777216: give less"));
+        }
+        if self.event_log_entries == 0 && self.event_file.is_some() {
+            return Err(bad("event_file", "needs `event_log_entries` over 0: raise it"));
         }
         Ok(())
     }

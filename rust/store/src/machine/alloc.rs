@@ -104,7 +104,7 @@ pub(crate) struct SlotAllocator {
     /// By how often preparing them failed, so that one that always fails is tried last.
     unassigned: BTreeSet<(u32, u32)>,
     used_bytes: u64,
-    claimed: BTreeSet<SlotId>,
+    claimed: Vec<SlotId>,
     /// Segments whose table is being written: their class does not change meanwhile.
     busy: BTreeSet<u32>,
 }
@@ -131,7 +131,7 @@ impl SlotAllocator {
             partial: BTreeMap::new(),
             unassigned,
             used_bytes: 0,
-            claimed: BTreeSet::new(),
+            claimed: Vec::new(),
             busy: BTreeSet::new(),
         }
     }
@@ -279,12 +279,15 @@ impl SlotAllocator {
         free
     }
 
-    /// Whether any segment is cut into slots of this class.
-    pub(crate) fn owns_segments(&self, slot_bytes: u64) -> bool {
-        let owns = |s: &Segment| {
-            s.slot_bytes == slot_bytes && matches!(s.state, State::Ready | State::Preparing)
-        };
-        self.segments.iter().any(owns)
+    /// Whether another class may have `segment` once `idle` of its slots are free.
+    pub(crate) fn is_takeable(&self, segment: u32, idle: u32) -> bool {
+        let found = &self.segments[segment as usize];
+        found.state == State::Ready && found.used() == idle && !self.busy.contains(&segment)
+    }
+
+    /// Whether no slot of `segment` is used.
+    pub(crate) fn is_empty(&self, segment: u32) -> bool {
+        self.segments[segment as usize].used() == 0
     }
 
     /// Where a slot begins in its segment.
@@ -329,18 +332,19 @@ impl SlotAllocator {
     /// Marks a slot of a restored segment as used; [`SlotAllocator::rebuild_free`] ends a run of
     /// these.
     pub(crate) fn claim_slot(&mut self, slot: SlotId) {
-        self.claimed.insert(slot);
+        self.claimed.push(slot);
     }
 
     /// Takes every claimed slot off the free lists.
     pub(crate) fn rebuild_free(&mut self) {
-        let claimed = std::mem::take(&mut self.claimed);
-        for (number, segment) in self.segments.iter_mut().enumerate() {
-            let number = u32::try_from(number).expect("segment numbers are u32");
+        let used = |s: &Segment| vec![false; s.slots as usize];
+        let mut used: Vec<Vec<bool>> = self.segments.iter().map(used).collect();
+        for slot in std::mem::take(&mut self.claimed) {
+            used[slot.segment as usize][slot.index as usize] = true;
+        }
+        for ((number, segment), used) in (0..).zip(&mut self.segments).zip(used) {
             let before = segment.free.len();
-            segment
-                .free
-                .retain(|index| !claimed.contains(&SlotId { segment: number, index: *index }));
+            segment.free.retain(|index| !used[*index as usize]);
             let taken = (before - segment.free.len()) as u64;
             self.used_bytes += taken * segment.slot_bytes;
             if segment.free.is_empty()

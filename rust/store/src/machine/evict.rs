@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use tiered_kv_policy::Standing;
 use tiered_kv_types::{MissReason, Tier, round_up_to_page};
 
-/// Most blocks that one allocation evicts to empty a segment of another size class.
-const MAX_CLASS_EVICTIONS: usize = 65_536;
+/// Most times that one allocation makes room.
+const MAX_EVICTIONS: usize = 64;
 
 impl Machine {
     /// Slots in memory for one block of a namespace: all of its slabs, or none.
@@ -39,45 +39,40 @@ impl Machine {
 
     fn memory_slot(&mut self, class: u64) -> Option<SlotId> {
         self.reclaim();
-        loop {
+        for _ in 0..MAX_EVICTIONS {
             if let Alloc::Slot(id) = self.memory.alloc(class) {
                 return Some(id);
             }
-            if !self.evict_one(Tier::Dram, 0, class) {
-                break;
-            }
-        }
-        if self.memory.owns_segments(class) {
-            return None;
-        }
-        // The class has no segment at all: another gives up blocks until a segment of it is empty.
-        for _ in 0..MAX_CLASS_EVICTIONS {
-            if !self.evict_of_other_class(Tier::Dram, 0, class) {
+            if !self.make_room(Tier::Dram, 0, class) {
                 return None;
-            }
-            if let Alloc::Slot(id) = self.memory.alloc(class) {
-                return Some(id);
             }
         }
         None
     }
 
-    /// Evicts the block of `tier`, on drive `home`, that should go first among those with slots of
-    /// `class`.
-    pub(super) fn evict_one(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
-        self.evict_matching(tier, home, |shape| shape.contains(&class))
+    /// Evicts what is worth least for a slot of `class`: the segment of another class, or a block
+    /// with slots of this one.
+    pub(super) fn make_room(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
+        let own = self.find_victim(tier, home, |shape| shape.contains(&class));
+        if self.take_segment(tier, home, class, own) {
+            return true;
+        }
+        // Pinned since it was found: another is.
+        own.is_some_and(|id| self.evict(tier, id))
+            || self
+                .find_victim(tier, home, |shape| shape.contains(&class))
+                .is_some_and(|id| self.evict(tier, id))
     }
 
-    pub(super) fn evict_of_other_class(&mut self, tier: Tier, home: DriveId, class: u64) -> bool {
-        self.evict_matching(tier, home, |shape| !shape.contains(&class))
-    }
-
-    fn evict_matching(
+    /// The block of `tier`, on drive `home`, that should go first among those whose slots are of
+    /// matching classes.
+    pub(super) fn find_victim(
         &mut self,
         tier: Tier,
         home: DriveId,
         matches: impl Fn(&[u64]) -> bool,
-    ) -> bool {
+    ) -> Option<BlockId> {
+        let mut first: Option<(f64, BlockId)> = None;
         for shape in 0..self.shapes.len() {
             if !matches(&self.shapes[shape]) {
                 continue;
@@ -88,17 +83,18 @@ impl Machine {
             let mut busy = |id: BlockId| {
                 tier == Tier::Dram && table.get(id).is_none_or(|b| !index.is_unpinned(&b.key))
             };
-            let victim = self.policy.victim(tier, shape, self.now.mono, &mut busy);
-            if let Some(id) = victim
-                && self.evict(tier, id)
-            {
-                return true;
+            let Some(id) = self.policy.victim(tier, shape, self.now.mono, &mut busy) else {
+                continue;
+            };
+            let worth = self.policy.worth(tier, id);
+            if first.is_none_or(|(least, _)| worth < least) {
+                first = Some((worth, id));
             }
         }
-        false
+        first.map(|(_, id)| id)
     }
 
-    fn evict(&mut self, tier: Tier, id: BlockId) -> bool {
+    pub(super) fn evict(&mut self, tier: Tier, id: BlockId) -> bool {
         match tier {
             Tier::Dram => self.evict_from_memory(id),
             _ => self.evict_from_drive(id),
@@ -128,6 +124,7 @@ impl Machine {
     pub(super) fn leave_memory(&mut self, id: BlockId) {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = false;
+        block.memory.clear();
         self.dram_blocks -= 1;
         self.policy.removed(Tier::Dram, id);
         self.table.count_child(id, Tier::Dram, false);

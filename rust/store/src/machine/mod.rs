@@ -13,6 +13,7 @@ mod drive;
 mod evict;
 mod flush;
 mod get;
+mod handover;
 mod hold;
 mod message;
 mod offload;
@@ -124,6 +125,7 @@ pub(crate) struct Machine {
     dram_blocks: u64,
     nvme_blocks: u64,
     flushes: BTreeSet<OpId>,
+    handovers: handover::Attempts,
     holds: hold::Holds,
     /// Puts with blocks that wait for room.
     waiting_puts: BTreeSet<OpId>,
@@ -169,6 +171,7 @@ impl Machine {
             dram_blocks: 0,
             nvme_blocks: 0,
             flushes: BTreeSet::new(),
+            handovers: handover::Attempts::default(),
             holds: hold::Holds::default(),
             waiting_puts: BTreeSet::new(),
             throttling: false,
@@ -302,6 +305,11 @@ impl Machine {
         ns
     }
 
+    /// The number of a namespace that was met before.
+    pub(crate) fn known_namespace(&self, id: &NamespaceId) -> Option<u32> {
+        self.ns_by_id.get(id).copied()
+    }
+
     /// Opens a namespace for a caller. `Err` says which tier's slots are too small, and the slot's
     /// bytes.
     pub(crate) fn open_namespace(
@@ -333,6 +341,10 @@ impl Machine {
             self.shapes.len() - 1
         });
         u32::try_from(at).expect("few shapes")
+    }
+
+    pub(crate) fn namespace_id(&self, ns: u32) -> NamespaceId {
+        self.namespaces[ns as usize].id
     }
 
     fn layout(&self, ns: u32) -> &KvLayout {

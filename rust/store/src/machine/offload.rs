@@ -287,11 +287,8 @@ impl Machine {
                 Alloc::Wait => return Alloc::Wait,
                 Alloc::Full => {}
             }
-            let owns = drive.slots.owns_segments(class);
-            let evicted = self.evict_one(Tier::Nvme, home, class)
-                || (!owns && self.evict_of_other_class(Tier::Nvme, home, class));
             evictions += 1;
-            if !evicted || evictions > GROUP_BLOCKS {
+            if !self.make_room(Tier::Nvme, home, class) || evictions > GROUP_BLOCKS {
                 return Alloc::Full;
             }
         }

@@ -263,6 +263,7 @@ impl Machine {
             head_groups: layout.head_groups(),
             slabs,
             in_dram: false,
+            memory: SmallVec::new(),
             drive: OnDrive::None,
             home: 0,
             dirty: None,
@@ -300,6 +301,7 @@ impl Machine {
     pub(super) fn enter_memory(&mut self, id: BlockId, filled: Filled) {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = true;
+        block.memory = filled.segments();
         let (key, info, generation) = (block.key, block.info, block.generation);
         let resident = Arc::new(filled.into_resident(generation, info));
         self.index.update(&key, |entry| {

@@ -7,19 +7,32 @@
 use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, DriveId, FoundSegment, Machine, SlotId};
 use crate::index::FullKey;
-use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap};
+use smallvec::{SmallVec, smallvec};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use tiered_kv_types::{
     BlockKey, Buried, NamespaceId, RecordHeader, Tier, Tombstone, round_up_to_page,
 };
 
-/// A record and where it was found.
-type Record = (DriveId, SlotId, RecordHeader);
+/// Which of the records found is meant: the segment's place among those found, the record's place
+/// in it, and the number of its namespace.
+#[derive(Clone, Copy, Debug)]
+struct At {
+    segment: u32,
+    record: u32,
+    ns: u32,
+}
 
-/// Records collected until all segments are read, by key and generation.
+/// A block that is believed, with its place in the order in which blocks are restored: older puts
+/// first, and in a put roots first.
+#[derive(Debug)]
+struct Winner {
+    order: (u64, u64, u32, u64),
+    parts: SmallVec<[At; 1]>,
+}
+
+/// What was found, collected until all of it is read.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    records: BTreeMap<(FullKey, u64), Vec<Record>>,
     segments: Vec<FoundSegment>,
     keys: HashMap<(NamespaceId, BlockKey), u64>,
     spans: Vec<Tombstone>,
@@ -53,106 +66,134 @@ impl Machine {
         self.journal.complete = complete;
         // Above everything that a drive which is away may hold: its records must stay the older.
         self.next_generation = self.next_generation.max(self.now.unix_ns);
-        let Some(mut found) = self.found.take() else { return };
+        let Some(found) = self.found.take() else { return };
         self.journal.found(found.pages, tables_read);
-        for segment in std::mem::take(&mut found.segments) {
-            self.sort_segment(segment, &mut found);
+        let mut believed = Vec::new();
+        for number in 0..found.segments.len() {
+            self.sort_segment(number, &found, &mut believed);
         }
-        let mut winners: BTreeMap<FullKey, Vec<Record>> = BTreeMap::new();
-        // In rising order of generation, so that the newest complete one stays.
-        for ((key, _), records) in found.records {
-            if is_complete(&records) {
-                winners.insert(key, records);
+        let mut winners = self.winners(&found, &believed);
+        drop(believed);
+        self.restore_segments(&found, &winners);
+        winners.sort_unstable_by_key(|winner| winner.order);
+        self.table.reserve(winners.len());
+        self.index.reserve(winners.len());
+        let mut order: Vec<(u64, u64, BlockId)> = Vec::with_capacity(winners.len());
+        for Winner { order: (stored, put, ..), parts } in winners {
+            order.push((stored, put, self.restore_block(&found, &parts)));
+        }
+        drop(found);
+        // Leaves first within a put, so that roots are younger.
+        for put in order.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
+            for (_, _, id) in put.iter().rev() {
+                self.admit_to_policy(*id, Tier::Nvme);
             }
         }
-        self.restore_segments(&winners);
-        let mut blocks: Vec<Vec<Record>> = winners.into_values().collect();
-        blocks.sort_by_key(|records| {
-            let (_, _, r) = records[0];
-            (r.stored_unix_ns, r.put_id, r.info.depth, r.generation)
-        });
-        let ids: Vec<BlockId> = blocks.into_iter().map(|b| self.restore_block(b)).collect();
-        // Older puts first; within a put leaves first, so that roots are younger.
-        let mut order: Vec<(u64, u64, std::cmp::Reverse<u32>, BlockId)> = Vec::new();
-        for id in &ids {
-            let b = self.table.get(*id).expect("just restored");
-            order.push((b.stored_unix_ns, b.put_id, std::cmp::Reverse(b.info.depth), *id));
-        }
-        order.sort_unstable();
-        for (_, _, _, id) in order {
-            self.admit_to_policy(id, Tier::Nvme);
-        }
-        for id in ids {
+        for (_, _, id) in order {
             self.refresh(id);
         }
     }
 
-    fn sort_segment(&mut self, segment: FoundSegment, found: &mut Found) {
-        let home = segment.drive;
-        let drive = &mut self.drives[usize::from(home)];
-        let number = segment.segment;
+    /// Says which records of a segment are believed.
+    fn sort_segment(&mut self, number: usize, found: &Found, believed: &mut Vec<At>) {
+        let segment = &found.segments[number];
+        let home = usize::from(segment.drive);
+        let drive = &mut self.drives[home];
         self.counters.damaged_headers += segment.damaged;
-        drive.files[number as usize] = Some(segment.file);
-        let Some(header) = segment.header else { return };
-        drive.slots.set_class_epoch(number, header.class_epoch);
+        drive.files[segment.segment as usize] = Some(segment.file);
+        let Some(header) = &segment.header else { return };
+        drive.slots.set_class_epoch(segment.segment, header.class_epoch);
         let (slots, data_offset) = drive.slots.geometry().cut(header.slot_bytes);
         let ours = header.store == drive.store
-            && header.segment == number
+            && header.segment == segment.segment
             && header.slots == slots
             && header.data_offset == data_offset
             && header.slot_bytes.is_multiple_of(tiered_kv_types::PAGE_BYTES)
-            && drive.slots.restore(number, header.slot_bytes, header.class_epoch);
+            && drive.slots.restore(segment.segment, header.slot_bytes, header.class_epoch);
         if !ours {
             return;
         }
         let store = drive.store;
-        for (slot, record) in segment.records {
+        believed.reserve(segment.records.len());
+        for (at, (slot, record)) in (0..).zip(&segment.records) {
             let here = record.store == store
-                && record.segment == number
-                && record.slot == slot
-                && slot < slots
+                && record.segment == segment.segment
+                && record.slot == *slot
+                && *slot < slots
                 && record.class_epoch == header.class_epoch
                 && round_up_to_page(record.payload_bytes) == header.slot_bytes;
             if !here {
                 self.counters.damaged_headers += 1;
                 continue;
             }
-            let slot = SlotId { segment: number, index: slot };
-            if found.is_buried(&record) {
+            if found.is_buried(record) {
                 self.counters.buried += 1;
-                self.drives[usize::from(home)].clears.insert(slot);
+                let slot = SlotId { segment: segment.segment, index: *slot };
+                self.drives[home].clears.insert(slot);
                 continue;
             }
             let ns = self.namespace(record.namespace);
-            let key = (Self::full(ns, record.key), record.generation);
-            found.records.entry(key).or_default().push((home, slot, record));
+            let segment = u32::try_from(number).expect("fewer than 2^32 segments");
+            believed.push(At { segment, record: at, ns });
             self.next_generation = self.next_generation.max(record.generation.saturating_add(1));
             self.next_put = self.next_put.max(record.put_id.saturating_add(1));
         }
     }
 
+    /// The blocks that are whole, each key's newest generation. Keys that are there once, in one
+    /// part, as nearly all are, need no sorting by key.
+    fn winners(&self, found: &Found, believed: &[At]) -> Vec<Winner> {
+        let key = |at: &At| Self::full(at.ns, found.record(*at).key);
+        let hashes: Vec<u64> = believed.iter().map(|at| self.table.hash(&key(at))).collect();
+        let mut sorted = hashes.clone();
+        sorted.sort_unstable();
+        let twice: HashSet<u64> =
+            sorted.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+        drop(sorted);
+        let mut winners = Vec::with_capacity(believed.len());
+        let mut groups: BTreeMap<(FullKey, u64), SmallVec<[At; 1]>> = BTreeMap::new();
+        for (at, hash) in believed.iter().zip(&hashes) {
+            let record = found.record(*at);
+            if record.parts == 1 && record.slab == 0 && !twice.contains(hash) {
+                winners.push(found.winner(smallvec![*at]));
+            } else {
+                groups.entry((key(at), record.generation)).or_default().push(*at);
+            }
+        }
+        // In rising order of generation, so that the newest complete one stays.
+        let mut newest: BTreeMap<FullKey, SmallVec<[At; 1]>> = BTreeMap::new();
+        for ((key, _), mut parts) in groups {
+            if found.is_complete(&parts) {
+                parts.sort_by_key(|at| found.record(*at).slab);
+                newest.insert(key, parts);
+            }
+        }
+        winners.extend(newest.into_values().map(|parts| found.winner(parts)));
+        winners
+    }
+
     /// Marks the slots of the blocks that are believed as used.
-    fn restore_segments(&mut self, winners: &BTreeMap<FullKey, Vec<Record>>) {
-        for (home, slot, _) in winners.values().flatten() {
-            self.drives[usize::from(*home)].slots.claim_slot(*slot);
+    fn restore_segments(&mut self, found: &Found, winners: &[Winner]) {
+        for at in winners.iter().flat_map(|winner| &winner.parts) {
+            let (home, slot) = found.place(*at);
+            self.drives[usize::from(home)].slots.claim_slot(slot);
         }
         for drive in &mut self.drives {
             drive.slots.rebuild_free();
         }
     }
 
-    fn restore_block(&mut self, mut records: Vec<Record>) -> BlockId {
-        records.sort_by_key(|(_, _, r)| r.slab);
-        let (home, _, first) = records[0];
-        let ns = self.namespace(first.namespace);
+    fn restore_block(&mut self, found: &Found, parts: &[At]) -> BlockId {
+        let records = || parts.iter().map(|at| found.record(*at));
+        let ((home, _), first) = (found.place(parts[0]), found.record(parts[0]));
         let slabs: SmallVec<[(u64, u32); 1]> =
-            records.iter().map(|(_, _, r)| (r.payload_bytes, r.checksum)).collect();
+            records().map(|r| (r.payload_bytes, r.checksum)).collect();
         let classes: SmallVec<[u64; 1]> =
             slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
-        let columns = records.iter().map(|(_, _, r)| r.coordinate.1).max().unwrap_or(0);
+        let columns = records().map(|r| r.coordinate.1).max().unwrap_or(0);
         let head_groups = columns.saturating_add(1);
         let block = Block {
-            key: Self::full(ns, first.key),
+            key: Self::full(parts[0].ns, first.key),
             parent: first.parent,
             info: first.info,
             generation: first.generation,
@@ -162,7 +203,8 @@ impl Machine {
             slabs,
             head_groups,
             in_dram: false,
-            drive: OnDrive::Durable(records.iter().map(|(_, slot, _)| *slot).collect()),
+            memory: SmallVec::new(),
+            drive: OnDrive::Durable(parts.iter().map(|at| found.place(*at).1).collect()),
             home,
             dirty: None,
             load: None,
@@ -194,19 +236,34 @@ impl Found {
         let covers = |t: &Tombstone| t.covers(&ns, &record.key, generation, record.stored_unix_ns);
         key || self.spans.iter().any(covers)
     }
-}
 
-/// Whether every part of the block is there exactly once, on one drive.
-fn is_complete(records: &[Record]) -> bool {
-    let mut seen = 0u64;
-    for (home, _, record) in records {
-        let bit = 1 << record.slab;
-        if seen & bit != 0 || record.parts != records[0].2.parts || *home != records[0].0 {
-            return false;
-        }
-        seen |= bit;
+    fn record(&self, at: At) -> &RecordHeader {
+        &self.segments[at.segment as usize].records[at.record as usize].1
     }
-    records
-        .first()
-        .is_some_and(|(_, _, r)| r.parts == seen && (seen.count_ones() as usize) == records.len())
+
+    fn place(&self, at: At) -> (DriveId, SlotId) {
+        let segment = &self.segments[at.segment as usize];
+        let (index, _) = segment.records[at.record as usize];
+        (segment.drive, SlotId { segment: segment.segment, index })
+    }
+
+    fn winner(&self, parts: SmallVec<[At; 1]>) -> Winner {
+        let r = self.record(parts[0]);
+        Winner { order: (r.stored_unix_ns, r.put_id, r.info.depth, r.generation), parts }
+    }
+
+    /// Whether every part of the block is there exactly once, on one drive.
+    fn is_complete(&self, parts: &[At]) -> bool {
+        let (home, wanted) = (self.place(parts[0]).0, self.record(parts[0]).parts);
+        let mut seen = 0u64;
+        for at in parts {
+            let record = self.record(*at);
+            let bit = 1 << record.slab;
+            if seen & bit != 0 || record.parts != wanted || self.place(*at).0 != home {
+                return false;
+            }
+            seen |= bit;
+        }
+        wanted == seen && seen.count_ones() as usize == parts.len()
+    }
 }

@@ -4,6 +4,7 @@ use crate::index::{FullKey, KeyHasher};
 use crate::machine::{BlockId, DriveId, OpId, SlotId};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
+use std::hash::BuildHasher as _;
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// Where a block stands on the drive.
@@ -38,6 +39,8 @@ pub(crate) struct Block {
     pub(crate) slabs: SmallVec<[(u64, u32); 1]>,
     /// Resident in memory.
     pub(crate) in_dram: bool,
+    /// The segments of its slots in memory.
+    pub(crate) memory: SmallVec<[u32; 1]>,
     pub(crate) drive: OnDrive,
     /// The drive it is on, where it is on one.
     pub(crate) home: DriveId,
@@ -98,6 +101,16 @@ impl BlockTable {
             kin: HashMap::with_hasher(hasher),
             orphans: 0,
         }
+    }
+
+    /// Makes room for so many more blocks.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        self.blocks.reserve(blocks);
+        self.by_key.reserve(blocks);
+    }
+
+    pub(crate) fn hash(&self, key: &FullKey) -> u64 {
+        self.by_key.hasher().hash_one(key)
     }
 
     /// Blocks that no root reaches.
@@ -210,6 +223,12 @@ impl BlockTable {
                 }
             }
         }
+    }
+
+    /// The blocks whose parent is `key`.
+    pub(crate) fn children(&self, key: &FullKey) -> impl Iterator<Item = BlockId> + '_ {
+        let next = |id: &BlockId| self.get(*id).and_then(|block| block.siblings.next);
+        std::iter::successors(self.kin(key).first, next)
     }
 
     /// Marks everything that hangs on `key` as out of reach, or as reached again; returns what

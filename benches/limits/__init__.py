@@ -1,0 +1,1 @@
+"""The store beside its limits: memcpy, fio, an empty call. `make bench` runs it."""

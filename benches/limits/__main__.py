@@ -1,0 +1,61 @@
+"""Runs the parts that are named, all by default, and writes build/reports/bench.json."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from pathlib import Path
+
+from tiered_kv import _core
+
+from . import calls, copies, drive, opening
+from ._rows import Row, show, write
+
+PARTS = ("copies", "calls", "drive", "opening")
+
+
+def machine() -> dict[str, object]:
+    """What the figures are of."""
+    names = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "cpu": names[0].split(":", 1)[1].strip() if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "io_uring": _core.probe_io_uring()[0],
+    }
+
+
+def run(part: str, rounds: int, where: Path | None) -> list[Row]:
+    """The rows of one part."""
+    match part:
+        case "copies":
+            return copies.rows(rounds)
+        case "calls":
+            return calls.rows(rounds)
+        case "drive":
+            return drive.rows(rounds, where)
+        case _:
+            return opening.rows(rounds, where)
+
+
+def main() -> None:
+    """Runs and reports."""
+    parser = argparse.ArgumentParser(prog="limits", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path, help="a directory on the drive to measure")
+    parser.add_argument("--report", type=Path, default=Path("build/reports/bench.json"))
+    args = parser.parse_args()
+    rows = []
+    for part in args.parts or PARTS:
+        rows += run(part, args.rounds, args.dir)
+        write(rows, machine(), args.report)
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Metadata calls: lookups, `contains` beside busy threads, and what a loaded event loop notices."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from tiered_kv import TieredStore as AsyncStore
+from tiered_kv.blocking import TieredStore
+
+from ._rows import Row, at_least, compare, interleave, progress
+from .copies import namespace
+
+BLOCKS = 64
+BLOCK_BYTES = 16 << 10
+BUSY_THREADS = 4
+SAMPLES = 2000
+BLOCKS_A_SECOND = 10_000
+
+
+def p99(samples: list[float]) -> float:
+    """The 99th percentile."""
+    return statistics.quantiles(samples, n=100)[98]
+
+
+def lookups(rounds: int) -> Row:
+    """Keys looked up a second on one thread, 64 a call, from Python."""
+    with TieredStore.open(dram_capacity="64MiB") as store:
+        ns = namespace(store, BLOCK_BYTES)
+        keys = ns.keys_from_tokens(range(BLOCKS))
+        store.put(ns, keys, bytes(BLOCKS * BLOCK_BYTES))
+        rates = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            for _ in range(SAMPLES):
+                store.lookup(ns, keys)
+            rates.append(SAMPLES * BLOCKS / (time.perf_counter() - begin) / 1e6)
+    return at_least("lookups, one thread, 64 a call", "M keys/s", rates, 3.0)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """The 99th percentile of a call in microseconds."""
+    samples = []
+    for _ in range(SAMPLES):
+        begin = time.perf_counter_ns()
+        call()
+        samples.append((time.perf_counter_ns() - begin) / 1e3)
+    return p99(samples)
+
+
+def contains_beside_threads(rounds: int) -> Row:
+    """One-key `contains` beside an empty call, with four busy Python threads."""
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            sum(range(100))
+
+    with TieredStore.open(dram_capacity="64MiB") as store:
+        ns = namespace(store, BLOCK_BYTES)
+        key = ns.keys_from_tokens([1])
+        store.put(ns, key, bytes(BLOCK_BYTES))
+        threads = [threading.Thread(target=spin) for _ in range(BUSY_THREADS)]
+        for thread in threads:
+            thread.start()
+        core = store._core
+        try:
+            pairs = interleave(
+                lambda: timed(lambda: core.contains(ns, key)),
+                lambda: timed(lambda: core.closed),
+                rounds,
+            )
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    return compare("contains, 4 busy threads, p99", "us", "an empty call", pairs, most=2.0)
+
+
+async def lateness(seconds: float) -> float:
+    """How late a loop that naps wakes up: the 99th percentile in microseconds."""
+    samples = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        begin = time.perf_counter()
+        await asyncio.sleep(0.001)
+        samples.append((time.perf_counter() - begin - 0.001) * 1e6)
+    return p99(samples)
+
+
+async def loop_delay(rounds: int) -> Row:
+    """What an event loop notices of 10,000 block operations a second."""
+    ours, idle = [], []
+    async with AsyncStore.open(dram_capacity="256MiB") as store:
+        ns = namespace(store, BLOCK_BYTES)
+        keys = ns.keys_from_tokens(range(BLOCKS))
+        buffer = bytearray(BLOCKS * BLOCK_BYTES)
+        await store.put(ns, keys, buffer)
+
+        async def work() -> None:
+            while True:
+                await store.get_into(ns, keys, buffer)
+                await asyncio.sleep(BLOCKS / BLOCKS_A_SECOND)
+
+        for _ in range(rounds):
+            idle.append(await lateness(1.0))
+            task = asyncio.create_task(work())
+            ours.append(await lateness(1.0))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    pairs = (ours, idle)
+    return compare("event loop delay, 10 k blocks/s, p99", "us", "idle loop", pairs, most=2.0)
+
+
+def rows(rounds: int) -> list[Row]:
+    """All of them."""
+    progress("lookups")
+    out = [lookups(rounds)]
+    progress("contains beside busy threads")
+    sys.setswitchinterval(0.005)
+    out.append(contains_beside_threads(rounds))
+    progress("event loop delay")
+    out.append(asyncio.run(loop_delay(rounds)))
+    return out

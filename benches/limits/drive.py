@@ -1,0 +1,167 @@
+"""The drive: loads and stores, checksums and group commit included, beside fio."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tiered_kv import _core
+from tiered_kv.blocking import TieredStore
+
+from ._rows import Row, compare, interleave, progress
+from .copies import gbps, namespace, noise
+
+VOLUME = 512 << 20
+SIZES = {"256 KiB": 256 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20}
+GROUP_BYTES = 64 << 20
+"""What the store commits together: fio syncs as often."""
+CALL_BYTES = 16 << 20
+"""Bytes of one put."""
+DEPTHS = {"read": 64, "write": 16}
+HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
+
+
+@contextlib.contextmanager
+def huge_pages(count: int = 160) -> Iterator[bool]:
+    """Reserves huge pages for fio, where that is allowed, and gives them back."""
+    try:
+        before = HUGE_PAGES.read_text()
+        HUGE_PAGES.write_text(str(int(before) + count))
+        enough = int(HUGE_PAGES.read_text()) >= int(before) + count
+    except OSError:
+        yield False
+        return
+    try:
+        yield enough
+    finally:
+        HUGE_PAGES.write_text(before)
+
+
+class Fio:
+    """fio on one preallocated file that was written once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "fio.bin"
+        self.run("write", 1 << 20, "io_uring")
+
+    def run(self, do: str, block_bytes: int, engine: str, threads: int = 1) -> float:
+        """Reads or writes the whole file; GB/s."""
+        with huge_pages() as huge:
+            command = ["fio", "--name=x", f"--filename={self.file}", f"--rw={do}", "--direct=1"]
+            command += [
+                f"--bs={block_bytes}",
+                f"--size={VOLUME // threads}",
+                "--output-format=json",
+            ]
+            command += ["--fallocate=posix", "--allow_file_create=1", "--group_reporting"]
+            command += [f"--ioengine={engine}", f"--iomem={'mmaphuge' if huge else 'mmap'}"]
+            command += [f"--numjobs={threads}", f"--offset_increment={VOLUME // threads}"]
+            if engine == "io_uring":
+                command += [f"--iodepth={DEPTHS[do]}", "--fixedbufs=1", "--registerfiles=1"]
+            if do == "write":
+                command += [f"--fdatasync={GROUP_BYTES // block_bytes}", "--end_fsync=1"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+        job = json.loads(done.stdout)["jobs"][0]
+        return gbps(job["job_runtime"] / 1e3 / threads, VOLUME)
+
+
+class Drive:
+    """A store on a directory of its own, opened anew for each load."""
+
+    def __init__(self, directory: Path, block_bytes: int, backend: str) -> None:
+        self.config: dict[str, Any] = {
+            "dram_capacity": VOLUME * 3 // 2,
+            "nvme_paths": [directory],
+            "nvme_capacity": VOLUME * 2,
+            "max_leased_fraction": 1.0,
+            "dirty_high_fraction": 1.0,
+            "io_backend": backend,
+            "load_threads": 2,
+            "store_threads": 2,
+        }
+        self.block_bytes = block_bytes
+        self.round = 0
+        self.source = noise(VOLUME)
+
+    def keys(self, store: TieredStore) -> tuple[Any, bytes]:
+        """The namespace and the keys of this round."""
+        ns = namespace(store, self.block_bytes)
+        n = VOLUME // self.block_bytes
+        return ns, ns.keys_from_tokens(range(self.round * n, self.round * n + n))
+
+    def store(self) -> float:
+        """Puts the volume and waits until it is durable; GB/s."""
+        self.round += 1
+        with TieredStore.open(**self.config) as store:
+            ns, keys = self.keys(store)
+            source = memoryview(self.source)
+            n = CALL_BYTES // self.block_bytes
+            stored = 0
+            begin = time.perf_counter()
+            for at in range(0, VOLUME // self.block_bytes, n):
+                some = source[at * self.block_bytes : (at + n) * self.block_bytes]
+                stored += store.put(ns, keys[at * 32 : (at + n) * 32], some, chain=False).stored
+            flushed = store.flush()
+            seconds = time.perf_counter() - begin
+            assert stored == VOLUME // self.block_bytes
+            assert flushed.all_durable
+        return gbps(seconds, VOLUME)
+
+    def load(self) -> float:
+        """Leases the volume, all of it from the drive; GB/s."""
+        with TieredStore.open(**self.config) as store:
+            ns, keys = self.keys(store)
+            begin = time.perf_counter()
+            with store.get(ns, keys) as leases:
+                seconds = time.perf_counter() - begin
+                assert leases.hits == VOLUME // self.block_bytes, set(leases.reasons)
+                assert set(leases.sources) == {3}
+        return gbps(seconds, VOLUME)
+
+
+def of_backend(home: Path, fio: Fio, label: str, backend: str, rounds: int) -> list[Row]:
+    """Loads and stores of one size of block with one backend."""
+    progress(f"{backend}, blocks of {label}")
+    size = SIZES[label]
+    engine, threads = ("io_uring", 1) if backend == "io_uring" else ("psync", 2)
+    beside = f"fio {engine}" + (f", {threads} threads" if threads > 1 else "")
+    directory = home / f"{backend}-{size}"
+    drive = Drive(directory, size, backend)
+    first = drive.store()
+    for _ in range(3):
+        drive.store()
+    limit = partial(fio.run, block_bytes=size, engine=engine, threads=threads)
+    out = []
+    for do, name, measure in (("write", "store", drive.store), ("read", "load", drive.load)):
+        pairs = interleave(measure, partial(limit, do), rounds)
+        title = f"NVMe {name}, {backend}, {label}"
+        out.append(compare(title, "GB/s", beside, pairs, least=0.9))
+    title = f"NVMe store, {backend}, {label}, first write"
+    once = ([first], [out[0].reference_value])
+    out.append(compare(title, "GB/s", f"{beside}, overwriting", once))
+    shutil.rmtree(directory)
+    return out
+
+
+def rows(rounds: int, where: Path | None = None) -> list[Row]:
+    """Loads and stores with both backends, for each size of block."""
+    if shutil.which("fio") is None:
+        raise SystemExit("bench: fio is not installed: apt-get install fio, or leave out `drive`")
+    backends = ["io_uring", "blocking"] if _core.probe_io_uring()[0] else ["blocking"]
+    with tempfile.TemporaryDirectory(prefix="tiered-kv-bench-", dir=where) as name:
+        home = Path(name)
+        fio = Fio(home)
+        return [
+            row
+            for label in SIZES
+            for backend in backends
+            for row in of_backend(home, fio, label, backend, rounds)
+        ]
