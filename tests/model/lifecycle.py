@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import signal
@@ -239,7 +238,6 @@ class Lifecycle(Stores):
         self.reserved.clear()
         self.holds.clear()
         store.close()
-        gc.collect()
 
 
 def _flip(path: Path, place: float, byte: int) -> None:

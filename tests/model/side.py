@@ -33,6 +33,7 @@ LAYOUTS = [
 ]
 """One slab a block, and two: the smaller is of a size class of its own."""
 
+_SOCKETS = shutil.ignore_patterns("*.sock")
 _Row = dict[str, Any]
 
 
@@ -174,7 +175,7 @@ class Side:
     def copy_open(self, copied: Callable[[Side], None]) -> None:
         """Takes the drives as they are now, and goes on with these once the store is closed."""
         for mount in self.mounts():
-            shutil.copytree(mount, self.root / f"copy of {mount.name}")
+            shutil.copytree(mount, self.root / f"copy of {mount.name}", ignore=_SOCKETS)
         copied(self)
         self.close()
         for mount in self.mounts():
@@ -191,7 +192,7 @@ class Side:
     def take_over(self, other: Side) -> None:
         """Makes the drives of this closed store equal to those of another."""
         shutil.rmtree(self.root)
-        shutil.copytree(other.root, self.root)
+        shutil.copytree(other.root, self.root, ignore=_SOCKETS)
 
     def in_child(self, body: Callable[[int], None]) -> tuple[int, bytes]:
         """Runs `body` in a forked child; how it ended, and what it wrote to its descriptor."""
