@@ -133,6 +133,8 @@ class Bursts(Stores):
         doubtful: set[bytes] = set()
         # A delete that found no room in the queue was not made.
         for key in first.deleted:
+            if key in self.oracle.away:
+                self.oracle.away[key].doubtful = True
             known = self.oracle.known.get(key)
             if known is not None:
                 first.stored.setdefault(key, []).insert(0, known.version)

@@ -79,7 +79,7 @@ class Lifecycle(Stores):
         self.oracle.take_events(events)
         for put in self.puts(span, first, "prefill", begun, said["first"]):
             self.oracle.was_put(put.key, put.version, put.status, self.home(put.key), events)
-        self.oracle.flushed(said["failed"])
+        self.oracle.flushed()
         if delete:
             keys = set(self.span_keys(span)[:2])
             self.oracle.deleted(lambda key, _: key in keys, said["durable"])
@@ -102,7 +102,7 @@ class Lifecycle(Stores):
             ns, packed = spaces[span.space], b"".join(self.span_keys(span))
             said: dict[str, Any] = {}
             said["first"] = list(store.put(ns, packed, first, parent=self.parent(span)).statuses)
-            said["failed"] = store.flush().failed
+            assert store.flush().pending == 0
             while not store.audit()["drives_idle"]:
                 time.sleep(0.0002)
             if delete:

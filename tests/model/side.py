@@ -133,7 +133,7 @@ class Side:
         report = self.calls.get_into(self.spaces[space], key, out)
         return None if report.items[0] else bytes(out)
 
-    def settle(self, leased: int, memory_held: bool) -> tuple[_Row, _Row]:
+    def settle(self, leased: int, memory_held: bool) -> _Row:
         """Waits until nothing is under way; checks the books, and returns statistics.
 
         `leased` are the bytes that leases of the caller pin; `memory_held` says that memory may be
@@ -141,6 +141,7 @@ class Side:
         """
         report = self.calls.flush()
         assert report.pending == 0
+        assert not report.failed or self.store.stats()["counters"]["undurable"]
         assert not report.no_durable_tier
         end = time.monotonic() + PATIENCE_S
         while True:
@@ -159,7 +160,7 @@ class Side:
                 and (stats["calls"], stats["loading_bytes"], stats["dirty_bytes"]) == (0, 0, 0)
                 and stats["leased_bytes"] == leased
             ):
-                return stats, {"failed": report.failed}
+                return stats
             assert time.monotonic() < end, f"the books do not close: {audit} {stats} {leased}"
             time.sleep(0.0002)
 

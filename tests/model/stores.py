@@ -167,7 +167,7 @@ class Stores:
     def leased_bytes(self) -> int:
         return sum(len(c) for kept in self.kept for c in kept.contents if c is not None)
 
-    def settle(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def settle(self) -> list[dict[str, Any]]:
         held = bool(self.kept or self.reserved)
         return [side.settle(self.leased_bytes(), held) for side in self.sides]
 
@@ -177,16 +177,15 @@ class Stores:
         self.touch(touched)
         events = [side.events() for side in self.sides]
         self.same([essence(rows) for rows in events])
-        counters = [flat(stats) for stats, _ in settled]
+        counters = [flat(stats) for stats in settled]
         changes = [now - base for now, base in zip(counters, self.base, strict=True)]
         for row in changes[1:]:
             assert row == changes[0], f"differ: {set(row.items()) ^ set(changes[0].items())}"
-        self.same([report for _, report in settled])
-        assert settled[0][0]["holds"] == len(self.holds)
+        assert settled[0]["holds"] == len(self.holds)
         self.oracle.take_events(events[0])
         for put in puts:
             self.oracle.was_put(put.key, put.version, put.status, self.home(put.key), events[0])
-        self.oracle.flushed(settled[0][1]["failed"])
+        self.oracle.flushed()
         for space in range(SPACES):
             keys = self.all_keys(space)
             tiers = [side.tiers(space, keys) for side in self.sides]
@@ -227,17 +226,17 @@ class Stores:
         for number, (side, oracle) in enumerate(zip(self.sides, oracles, strict=True)):
             oracle.take_events(events[number])
             self.adopt(oracle, found[number], uncertain, doubtful, events[number])
-            oracle.flushed(settled[number][1]["failed"])
+            oracle.flushed()
             tiers = []
             for space in range(SPACES):
                 keys = self.all_keys(space)
                 tiers.append(side.tiers(space, keys))
                 self.check_tiers(oracle, keys, tiers[-1])
-            gauges = [settled[number][0][tier] for tier in ("dram", "nvme")]
+            gauges = [settled[number][tier] for tier in ("dram", "nvme")]
             rows = [(row["blocks"], row["used_bytes"]) for row in gauges]
             states.append((tiers, found[number], essence(events[number]), rows))
         self.oracle = oracles[0]
-        self.base = [flat(stats) for stats, _ in settled]
+        self.base = [flat(stats) for stats in settled]
         if any(state != states[0] for state in states):
             EVER["resynced"] += 1
             self.shut()
