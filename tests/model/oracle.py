@@ -129,6 +129,13 @@ class Oracle:
                 self.past[key] = [v for v in versions if not is_meant(key, v)]
         return len(gone)
 
+    def given_up(self, key: bytes) -> None:
+        """A block was deleted, durably or not."""
+        self.known.pop(key, None)
+        self.forget_holds(key)
+        if key in self.away:
+            self.away[key].doubtful = True
+
     def is_there(self, key: bytes) -> None:
         """A lookup finds the key."""
         assert key in self.known, f"{name(key)} is found, and was never stored or is deleted"

@@ -37,6 +37,10 @@ BACKENDS = ["io_uring", "blocking"] if URING else ["blocking"]
 OF_THE_MOMENT = {"groups", "tombstones_retired", "lookups"}
 
 
+GIVEN_UP = b""
+"""In place of the bytes of a block that could not be read, for want of memory: it was deleted."""
+
+
 class Put(NamedTuple):
     """How the put of one key ended."""
 
@@ -253,7 +257,8 @@ class Stores:
             # One that found no room in memory cannot be told: it has to go.
             for key, tier in zip(keys, side.tiers(space, keys), strict=True):
                 if tier and found[key] is None:
-                    side.calls.delete(side.spaces[space], key)
+                    side.calls.delete(side.spaces[space], key, None if self.lost is None else 0.2)
+                    found[key] = GIVEN_UP
         return found
 
     def adopt(
@@ -271,7 +276,9 @@ class Stores:
                 oracle.forget_holds(key)
         for key, content in found.items():
             known = oracle.known.get(key)
-            if content is None:
+            if content == GIVEN_UP:
+                oracle.given_up(key)
+            elif content is None:
                 oracle.is_absent(key)
             elif known is None or known.version.content != content:
                 versions = [v for v in uncertain[key] if v.content == content]
