@@ -80,7 +80,8 @@ test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' choo
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
-	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest -k model $(PYTEST_ARGS)
+	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest tests/test_model.py \
+		$(PYTEST_ARGS)
 
 crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
 	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \

@@ -73,6 +73,13 @@ impl Machine {
         idle && self.drives.iter().all(|d| d.preparing == 0)
     }
 
+    /// Whether nothing is on its way to a drive, nor waits for more than room.
+    pub(super) fn nothing_to_write(&self) -> bool {
+        let clears = |d: &Drive| d.is_writable() && !d.clears.is_empty();
+        let waits = !self.dirty.is_empty() || self.drives.iter().any(clears);
+        self.drives_idle() && !waits && self.journal.is_settled()
+    }
+
     /// Begins the next group, if there is something to write and room in the pipeline.
     pub(super) fn pump_offload(&mut self, out: &mut Vec<Command>) {
         if self.drives.is_empty() {
