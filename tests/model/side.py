@@ -23,7 +23,7 @@ CHAINS, DEPTH = 8, 8
 """Of each namespace. Every chain shares its first two blocks with its neighbour, so that the keys
 make a tree. Both namespaces have the same tokens.
 """
-RESERVATION_TTL_S = 0.2
+RESERVATION_TTL_S = 0.5
 PATIENCE_S = 60.0
 """After which something hangs. Nothing is timed."""
 

@@ -188,7 +188,10 @@ class Writes(Stores):
         if how == "expire":
             time.sleep(RESERVATION_TTL_S)
         if how == "too old":
-            self.delete_namespace(self.reserved[0].span.space, seed % 2 == 0)
+            self.reserved.clear()
+            self.delete("blocking", span)
+            self.make_reservation(span, seed)
+            self.delete_namespace(span.space, seed % 2 == 0)
         reserved = self.reserved.pop(0)
         if how in {"publish", "expire", "too old"}:
             self.publish(reserved)
