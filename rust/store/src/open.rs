@@ -1,6 +1,6 @@
 //! Opening: the directory's identity, its lock, recovery, memory, and the threads.
 
-use crate::directory::{Drive, found_segments, open_drive};
+use crate::directory::{Drive, OpenFiles, found_segments, open_drive};
 use crate::driver::{Core, CoreParts};
 use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
@@ -49,13 +49,14 @@ pub(crate) struct Opened {
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
     let (drives, lost) = open_drives(config, seams)?;
-    let dram = config.dram_capacity.unwrap_or_else(default_dram);
-    let memory = memory_geometry(dram);
+    let dram = config.dram_capacity.unwrap_or_else(|| default_dram(memory_limit_bytes()));
+    let staging = config.has_no_dram();
+    let memory = memory_geometry(if staging { config.staging_capacity } else { dram });
     let populate = Instant::now();
     let arena = open_arena(&memory, config)?;
     let populate_s = populate.elapsed().as_secs_f64();
     let hasher = KeyHasher::with_seed(seams.entropy.next_u64());
-    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64()));
+    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64(), staging));
     let capacity = arena.capacity_bytes();
     let part = |fraction: f64| (capacity as f64 * fraction) as u64;
     let drive_bytes: u64 = drives.iter().map(Drive::slot_bytes).sum();
@@ -73,6 +74,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         policy: Box::new(Lru::new()),
         limits,
         memory,
+        staging,
         drives: drives.iter().map(Drive::parts).collect(),
         journal_pages: drives.iter().map(|d| d.journal_pages).min().unwrap_or(0),
         hasher: hasher.clone(),
@@ -102,8 +104,8 @@ pub(crate) fn check_origin() -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
-fn default_dram() -> u64 {
-    memory_limit_bytes().map_or(DEFAULT_DRAM_BYTES, |limit| (limit / 4).min(DEFAULT_DRAM_BYTES))
+pub(crate) fn default_dram(limit: Option<u64>) -> u64 {
+    limit.map_or(DEFAULT_DRAM_BYTES, |limit| (limit / 4).min(DEFAULT_DRAM_BYTES))
 }
 
 fn memory_geometry(capacity: u64) -> Geometry {
@@ -120,6 +122,7 @@ fn open_arena(memory: &Geometry, config: &StoreConfig) -> Result<Arc<Arena>> {
     let mut arena = ArenaConfig::new(capacity);
     arena.extent_bytes = extent;
     arena.huge_pages = config.huge_pages;
+    arena.field = if config.has_no_dram() { "staging_capacity" } else { "dram_capacity" };
     Arena::new(arena)
 }
 
@@ -183,8 +186,11 @@ fn start_engine(
 fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)> {
     let mut drives = Vec::new();
     let mut lost = Vec::new();
+    let mut files = OpenFiles::of(config.nvme_paths.len());
     for (number, dir) in (0..).zip(&config.nvme_paths) {
-        match open_drive(config, seams, dir, number) {
+        let opened = open_drive(config, seams, dir, number, &files);
+        files.take(opened.as_ref().map_or(0, |drive| drive.geometry.segments));
+        match opened {
             Ok(drive) => drives.push(drive),
             Err(err) => match err.kind() {
                 ErrorKind::NotFound | ErrorKind::Permission | ErrorKind::Io => {
@@ -206,7 +212,12 @@ fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)
 }
 
 /// Reads every drive's tables and journal and lets the machine decide what is believed.
-fn recover(drives: &[Drive], complete: bool, machine: &mut Machine, seams: &Seams) -> Result<()> {
+pub(crate) fn recover(
+    drives: &[Drive],
+    complete: bool,
+    machine: &mut Machine,
+    seams: &Seams,
+) -> Result<()> {
     let mut events = Vec::new();
     let mut tombstones = Vec::new();
     let mut pages = 0;

@@ -15,8 +15,9 @@ use tiered_kv_types::{Tier, round_up_to_page};
 /// Most blocks and bytes of one group.
 const GROUP_BLOCKS: usize = 1024;
 const GROUP_BYTES: u64 = 64 << 20;
-/// Groups under way at once: one writes payloads while the one before it commits.
-const GROUPS: usize = 2;
+/// Groups under way at once: while one commits, the next writes its last payloads and another its
+/// first, so that the device never waits for either.
+const GROUPS: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -91,8 +92,8 @@ impl Machine {
             return self.give_up_dirty();
         }
         let groups = &self.groups.under_way;
-        let writing = groups.iter().any(|g| g.phase == Phase::Payloads);
-        if writing || groups.len() >= GROUPS {
+        let writing = |g: &Group| g.phase == Phase::Payloads && g.left > g.blocks.len() / 4;
+        if groups.iter().any(writing) || groups.len() >= GROUPS {
             return;
         }
         let all_writable = self.drives.iter().all(Drive::is_writable);
@@ -128,6 +129,7 @@ impl Machine {
         self.log.push(self.now, LogKind::Undurable, &key, Some(Tier::Nvme));
         self.make_clean(id);
         self.refresh_with_parent(id);
+        self.is_unstored(id);
     }
 
     pub(super) fn begin_group(&mut self, retires: Option<u64>, out: &mut Vec<Command>) {
@@ -260,8 +262,17 @@ impl Machine {
                 Alloc::Prepare(_) | Alloc::Wait => answer = answer.or(Some(DriveSlots::Wait)),
             }
         }
-        let Some(answer) = answer else { return DriveSlots::Got(home, slots) };
-        self.drives[usize::from(home)].untake(&slots);
+        let drive = &mut self.drives[usize::from(home)];
+        let Some(answer) = answer else {
+            // Their headers are written with the group; nothing is left to be zeroed.
+            for slot in &slots {
+                drive.clears.remove(slot);
+            }
+            return DriveSlots::Got(home, slots);
+        };
+        // A slot given back is as it was: zeroing it would be a group of its own, again and again
+        // while a segment is being prepared.
+        slots.iter().for_each(|slot| drive.slots.free(*slot));
         self.count_on_drive(id, false);
         answer
     }
@@ -271,10 +282,7 @@ impl Machine {
         loop {
             let drive = &mut self.drives[usize::from(home)];
             match drive.slots.alloc(class) {
-                Alloc::Slot(slot) => {
-                    drive.clears.remove(&slot);
-                    return Alloc::Slot(slot);
-                }
+                Alloc::Slot(slot) => return Alloc::Slot(slot),
                 Alloc::Prepare(segment) => {
                     drive.preparing += 1;
                     // The new table is empty: nothing of the old one is left to be zeroed.
