@@ -80,6 +80,7 @@ fn drive<'py>(py: Python<'py>, drive: &DriveHealth) -> PyResult<Bound<'py, PyDic
     row.set_item("state", drive.state.name())?;
     row.set_item("backend", &drive.backend)?;
     row.set_item("reason", &drive.reason)?;
+    row.set_item("fault", &drive.fault)?;
     row.set_item("store_id", &drive.store_id)?;
     Ok(row)
 }

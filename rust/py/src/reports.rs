@@ -6,6 +6,7 @@ use tiered_kv::{MissReason, PutStatus, Residency, Tier};
 
 /// Codes of [`Lookup::tiers`] beside the tiers' own numbers.
 const ABSENT: u8 = 0;
+const SHUT: u8 = 253;
 const LOADING: u8 = 254;
 const WRITING: u8 = 255;
 
@@ -35,6 +36,7 @@ impl Lookup {
         let tier = |state: &Residency| match state {
             Residency::Absent => ABSENT,
             Residency::Loading => LOADING,
+            Residency::Shut => SHUT,
             Residency::Writing => WRITING,
             Residency::In(tier) => *tier as u8,
         };

@@ -63,6 +63,7 @@ enum Task {
     Create {
         segment: u32,
     },
+    Probe,
 }
 
 /// What a rewrite was of.
@@ -101,6 +102,8 @@ pub(crate) struct IoBridge {
     drive: DriveId,
     segment_bytes: u64,
     journal: FileId,
+    /// Guards the last error that the drive gave.
+    last_fault: Mutex<Option<String>>,
 }
 
 /// Slabs of one block share a token in its upper bits; the part's number is in the lower.
@@ -109,7 +112,14 @@ const PART_BITS: u32 = 8;
 impl IoBridge {
     pub(crate) fn new(drive: DriveId, segment_bytes: u64, journal: FileId) -> Self {
         let requests = Mutex::new(Requests { tasks: HashMap::new(), next: 0 });
-        Self { engine: OnceLock::new(), requests, drive, segment_bytes, journal }
+        Self {
+            engine: OnceLock::new(),
+            requests,
+            drive,
+            segment_bytes,
+            journal,
+            last_fault: Mutex::default(),
+        }
     }
 
     pub(crate) fn set_engine(&self, engine: Box<dyn IoEngine>) {
@@ -123,6 +133,11 @@ impl IoBridge {
     /// Which backend serves the drive, and why it and not another.
     pub(crate) fn describe(&self) -> String {
         self.engine.get().map_or_else(String::new, |engine| engine.describe())
+    }
+
+    /// The last error that the drive gave.
+    pub(crate) fn last_fault(&self) -> Option<String> {
+        self.last_fault.lock().clone()
     }
 
     /// Tells the drive's backend of a region.
@@ -188,6 +203,15 @@ impl IoBridge {
             Command::Load { block, reads, into, cancel, .. } => {
                 self.load(block, reads, into, &cancel, batch);
             }
+            Command::Probe { .. } => match AlignedBuf::new(JOURNAL_PAGE_BYTES) {
+                Ok(page) => {
+                    let op =
+                        IoOp::Read { file: self.journal, offset: 0, buf: ReadInto::Bounce(page) };
+                    let (token, priority) = (self.track(Task::Probe, 1), Priority::Load);
+                    batch.push(IoRequest { token, priority, op, cancel: None });
+                }
+                Err(_) => events.push(Event::Probed { drive, ok: false }),
+            },
             Command::WriteSlabs { group, block, from, to, .. } => {
                 self.write_slabs(group, block, &from, to, batch);
             }
@@ -338,6 +362,10 @@ impl IoBridge {
         }
         let Some(Tracked { task, fault, .. }) = requests.tasks.remove(&token) else { return };
         drop(requests);
+        if let Some(err) = fault.as_ref().filter(|err| !is_cancelled(err)) {
+            tracing::warn!(%err, "the drive failed an operation");
+            *self.last_fault.lock() = Some(err.to_string());
+        }
         let core = core.upgrade();
         if let Task::LoadInto { op, item, block, read } = task {
             let (slot, result) = read.finish(fault.map_or(Ok(()), |err| Err(load_fault(&err))));
@@ -360,9 +388,6 @@ impl IoBridge {
         created: Option<FileId>,
     ) -> Option<Event> {
         let (drive, ok) = (self.drive, fault.is_none());
-        if let Some(err) = fault.as_ref().filter(|err| !is_cancelled(err)) {
-            tracing::warn!(%err, "the drive failed an operation");
-        }
         Some(match task {
             Task::Load { block, filling, slots, crcs } => {
                 let result = match fault {
@@ -378,6 +403,7 @@ impl IoBridge {
                 Event::LoadDone { block, result }
             }
             Task::LoadInto { .. } => unreachable!("it gives its slot back by itself"),
+            Task::Probe => Event::Probed { drive, ok },
             Task::Slabs { group, block } => Event::SlabsWritten { group, block, ok },
             Task::Headers { group } => Event::HeadersWritten { group, drive, ok },
             Task::Sync { group } => Event::Synced { group, drive, ok },
@@ -407,7 +433,12 @@ impl IoBridge {
 
 /// What the failure of a read means for its block.
 fn load_fault(err: &io::Error) -> LoadFault {
-    if is_cancelled(err) { LoadFault::Cancelled } else { LoadFault::Io }
+    match err.kind() {
+        _ if is_cancelled(err) => LoadFault::Cancelled,
+        // The drive answered: it is the file that is shorter than what was stored in it.
+        io::ErrorKind::UnexpectedEof => LoadFault::Corrupt,
+        _ => LoadFault::Io,
+    }
 }
 
 /// A copy of whole pages at an aligned address.

@@ -63,6 +63,11 @@ counters! {
     direct_bytes,
     /// Reads that nobody wanted any more before the device had them.
     loads_cancelled,
+    /// Times that a drive was no longer asked, and that one answered again.
+    circuits_opened,
+    circuits_closed,
+    /// Reads that tried whether a drive answers.
+    probes,
     /// Copies on the drive taken out of use.
     quarantined,
     /// Loads begun ahead of a request.

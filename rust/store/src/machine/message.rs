@@ -196,6 +196,10 @@ pub(crate) enum Event {
         block: BlockId,
         result: Result<(), LoadFault>,
     },
+    Probed {
+        drive: DriveId,
+        ok: bool,
+    },
     SegmentReady {
         drive: DriveId,
         segment: u32,
@@ -304,6 +308,10 @@ pub(crate) enum Command {
         drive: DriveId,
         reads: SmallVec<[SlabRead; 1]>,
         cancel: CancelFlag,
+    },
+    /// Read a page, to see whether the drive answers.
+    Probe {
+        drive: DriveId,
     },
     /// Create the file, or rewrite its header page and table (`image`).
     PrepareSegment {

@@ -7,6 +7,7 @@
 
 mod alloc;
 mod audit;
+mod circuit;
 mod commit;
 mod delete;
 mod direct;
@@ -25,6 +26,7 @@ mod table;
 
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
+pub(crate) use circuit::Fault;
 pub use delete::DeleteReport;
 pub(crate) use delete::Doomed;
 pub(crate) use drive::DriveId;
@@ -57,6 +59,10 @@ pub(crate) struct Limits {
     pub(crate) load_high_bytes: u64,
     pub(crate) held_high_bytes: u64,
     pub(crate) dirty_low_bytes: u64,
+    /// How long a drive may leave all reads unanswered before it counts as stalled.
+    pub(crate) stall: Nanos,
+    /// How long a drive that fails is left alone.
+    pub(crate) retry: Nanos,
 }
 
 /// What the machine works on and shares with its drivers.
@@ -149,6 +155,10 @@ pub(crate) struct Machine {
     pub(crate) log: EventLog,
 }
 
+fn drives(parts: Vec<DriveParts>, limits: &Limits) -> Vec<Drive> {
+    parts.into_iter().map(|drive| Drive::new(drive, limits)).collect()
+}
+
 impl Machine {
     pub(crate) fn new(parts: Parts) -> Self {
         let hasher = parts.hasher;
@@ -160,7 +170,7 @@ impl Machine {
             freed: parts.freed,
             policy: parts.policy,
             memory: SlotAllocator::new(parts.memory, false),
-            drives: parts.drives.into_iter().map(Drive::new).collect(),
+            drives: drives(parts.drives, &parts.limits),
             groups: Groups::default(),
             journal: delete::Journal::new(parts.journal_pages),
             table: BlockTable::new(hasher.clone()),
@@ -208,6 +218,7 @@ impl Machine {
         }
         self.expire(out);
         self.expire_holds();
+        self.watch_drives(out);
         self.retry_puts(out);
         self.settle_missed(out);
         self.drop_unstored();
@@ -247,6 +258,7 @@ impl Machine {
             Event::LoadedInto { op, item, block, result } => {
                 self.loaded_into(op, item, block, result, out);
             }
+            Event::Probed { drive, ok } => self.probed(drive, ok, out),
             Event::SegmentReady { drive, segment, result } => {
                 self.segment_ready(drive, segment, result);
             }
@@ -302,6 +314,7 @@ impl Machine {
             .chain(self.holds.next_expiry())
             .chain(self.next_wait())
             .chain(retries)
+            .chain(self.next_watch())
             .chain(journal)
             .min()
     }

@@ -44,6 +44,7 @@ impl World {
                 let result = if fails { Err(LoadFault::Io) } else { checked };
                 Event::LoadDone { block, result }
             }
+            Command::Probe { drive } => Event::Probed { drive, ok: !fails },
             write => self.write(write, fails),
         }
     }

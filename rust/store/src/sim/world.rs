@@ -423,6 +423,8 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc
             dirty_low_bytes: 48 << 10,
             load_high_bytes: 64 << 10,
             held_high_bytes: 64 << 10,
+            stall: 1_500_000_000,
+            retry: 1_000_000_000,
         },
         memory: MEMORY,
         staging,
