@@ -10,8 +10,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use tiered_kv_io::{
-    AlignedBuf, CancelFlag, FileId, IoDone, IoEngine, IoOp, IoRequest, Priority, ReadBuf, ReadInto,
-    Region, RegionSlot, Registration, SlotMut, is_cancelled,
+    AlignedBuf, CancelFlag, FileId, IoDone, IoEngine, IoOp, IoRequest, PAGE_BYTES, Priority,
+    ReadBuf, ReadInto, Region, RegionSlot, Registration, SlotMut, crc32c, is_cancelled,
 };
 use tiered_kv_types::tombstone::JOURNAL_PAGE_BYTES;
 
@@ -64,6 +64,12 @@ enum Task {
         segment: u32,
     },
     Probe,
+    Scrub {
+        block: BlockId,
+        pass: Option<OpId>,
+        /// Each slab's bytes once they are read, its length and its checksum.
+        slabs: SmallVec<[(Option<AlignedBuf>, u64, u32); 1]>,
+    },
 }
 
 /// What a rewrite was of.
@@ -203,6 +209,13 @@ impl IoBridge {
             Command::Load { block, reads, into, cancel, .. } => {
                 self.load(block, reads, into, &cancel, batch);
             }
+            Command::Scrub { block, reads, pass, .. } => match self.scrub(block, &reads, pass) {
+                Some(requests) => batch.extend(requests),
+                None => {
+                    let result = Err(LoadFault::NoMemory);
+                    events.push(Event::Scrubbed { block, pass, result });
+                }
+            },
             Command::Probe { .. } => match AlignedBuf::new(JOURNAL_PAGE_BYTES) {
                 Ok(page) => {
                     let op =
@@ -272,6 +285,29 @@ impl IoBridge {
             let (token, cancel) = (token | part as u64, Some(cancel.clone()));
             batch.push(IoRequest { token, priority: Priority::Load, op, cancel });
         }
+    }
+
+    /// Reads of a scrub, into memory of their own; none where that is not to be had.
+    fn scrub(
+        &self,
+        block: BlockId,
+        reads: &[SlabRead],
+        pass: Option<OpId>,
+    ) -> Option<Vec<IoRequest>> {
+        let page = |read: &SlabRead| usize::try_from(read.bytes.next_multiple_of(PAGE_BYTES));
+        let bufs: Vec<AlignedBuf> = reads
+            .iter()
+            .map(|read| AlignedBuf::new(page(read).ok()?).ok())
+            .collect::<Option<_>>()?;
+        let slabs = reads.iter().map(|read| (None, read.bytes, read.crc)).collect();
+        let token = self.track(Task::Scrub { block, pass, slabs }, reads.len());
+        let request = |(part, (read, buf)): (usize, (&SlabRead, AlignedBuf))| {
+            let buf = ReadInto::Bounce(buf);
+            let op = IoOp::Read { file: read.file, offset: read.offset, buf };
+            let token = token | part as u64;
+            IoRequest { token, priority: Priority::Scrub, op, cancel: None }
+        };
+        Some(reads.iter().zip(bufs).enumerate().map(request).collect())
     }
 
     fn write_slabs(
@@ -354,6 +390,9 @@ impl IoBridge {
                 slots[part] = Some(buf);
             }
             (Task::LoadInto { read, .. }, IoOp::Read { buf, .. }) => read.ended(part, buf),
+            (Task::Scrub { slabs, .. }, IoOp::Read { buf: ReadInto::Bounce(buf), .. }) => {
+                slabs[part].0 = Some(buf);
+            }
             (Task::Create { .. }, IoOp::Create { file, .. }) => created = file,
             _ => {}
         }
@@ -403,6 +442,11 @@ impl IoBridge {
                 Event::LoadDone { block, result }
             }
             Task::LoadInto { .. } => unreachable!("it gives its slot back by itself"),
+            Task::Scrub { block, pass, slabs } => {
+                let read = fault.map_or(Ok(()), |err| Err(load_fault(&err)));
+                let result = read.and_then(|()| check(slabs).ok_or(LoadFault::Corrupt));
+                Event::Scrubbed { block, pass, result }
+            }
             Task::Probe => Event::Probed { drive, ok },
             Task::Slabs { group, block } => Event::SlabsWritten { group, block, ok },
             Task::Headers { group } => Event::HeadersWritten { group, drive, ok },
@@ -461,6 +505,15 @@ pub(crate) fn verify(
     filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
     let filled = filling.fill_in_place();
     (filled.crcs() == crcs).then_some(filled)
+}
+
+/// Whether every slab is there and has its checksum.
+fn check(slabs: SmallVec<[(Option<AlignedBuf>, u64, u32); 1]>) -> Option<()> {
+    let sound = |(buf, bytes, crc): (Option<AlignedBuf>, u64, u32)| {
+        let len = usize::try_from(bytes).ok()?;
+        (crc32c(&buf?.as_slice()[..len]) == crc).then_some(())
+    };
+    slabs.into_iter().map(sound).collect()
 }
 
 /// Header bytes at an aligned address, without the padding of the buffer's last page.

@@ -68,6 +68,12 @@ counters! {
     circuits_closed,
     /// Reads that tried whether a drive answers.
     probes,
+    /// Blocks read back by scrubs and found whole, their bytes, and blocks that were not.
+    scrubbed,
+    scrubbed_bytes,
+    scrub_faults,
+    /// Times that the background has read back everything.
+    scrub_rounds,
     /// Copies on the drive taken out of use.
     quarantined,
     /// Loads begun ahead of a request.

@@ -129,6 +129,14 @@ impl Circuit {
     }
 }
 
+fn answer<T>(result: &Result<T, LoadFault>) -> Answer {
+    match result {
+        Ok(_) | Err(LoadFault::Corrupt) => Answer::Read,
+        Err(LoadFault::Io) => Answer::Failed,
+        Err(LoadFault::Cancelled | LoadFault::NoMemory) => Answer::None,
+    }
+}
+
 impl Machine {
     /// A read of a block on a drive begins.
     pub(super) fn read_begun(&mut self, home: DriveId) {
@@ -143,13 +151,21 @@ impl Machine {
         result: &Result<T, LoadFault>,
         out: &mut Vec<Command>,
     ) {
-        let answer = match result {
-            Ok(_) | Err(LoadFault::Corrupt) => Answer::Read,
-            Err(LoadFault::Io) => Answer::Failed,
-            Err(LoadFault::Cancelled | LoadFault::NoMemory) => Answer::None,
-        };
         let now = self.now.mono;
-        if self.drives[usize::from(home)].circuit.ended(now, answer) {
+        if self.drives[usize::from(home)].circuit.ended(now, answer(result)) {
+            self.circuit_changed(home, out);
+        }
+    }
+
+    /// A scrub's read has ended. It counts for nothing while it waits: everything goes before it.
+    pub(super) fn scrub_answered(
+        &mut self,
+        home: DriveId,
+        result: &Result<(), LoadFault>,
+        out: &mut Vec<Command>,
+    ) {
+        let now = self.now.mono;
+        if self.drives[usize::from(home)].circuit.judge(now, answer(result)) {
             self.circuit_changed(home, out);
         }
     }

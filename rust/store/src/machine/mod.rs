@@ -21,6 +21,7 @@ mod message;
 mod offload;
 mod put;
 mod recover;
+mod scrub;
 mod staging;
 mod table;
 
@@ -33,6 +34,7 @@ pub(crate) use drive::DriveId;
 pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
+pub use scrub::ScrubReport;
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
@@ -63,6 +65,8 @@ pub(crate) struct Limits {
     pub(crate) stall: Nanos,
     /// How long a drive that fails is left alone.
     pub(crate) retry: Nanos,
+    /// Bytes a second read back in the background.
+    pub(crate) scrub_bytes_per_s: u64,
 }
 
 /// What the machine works on and shares with its drivers.
@@ -106,6 +110,7 @@ enum Op {
     Get(GetOp),
     Flush(FlushOp),
     Delete(delete::DeleteOp),
+    Scrub(scrub::ScrubOp),
     Close { deadline: Nanos },
 }
 
@@ -147,6 +152,7 @@ pub(crate) struct Machine {
     /// Waiters of loads whose block was removed, told at the end of the step.
     load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
     staging: staging::Staging,
+    scrub: scrub::Scrub,
     next_dirty: u64,
     next_generation: u64,
     next_put: u64,
@@ -194,6 +200,7 @@ impl Machine {
             closing: None,
             load_missed: Vec::new(),
             staging: staging::Staging::new(parts.staging),
+            scrub: scrub::Scrub::new(parts.limits.scrub_bytes_per_s),
             next_dirty: 0,
             next_generation: 1,
             next_put: 1,
@@ -227,6 +234,7 @@ impl Machine {
         self.settle_staging(out);
         self.settle_missed(out);
         self.settle_flushes(out);
+        self.pump_scrub(out);
     }
 
     /// Takes in what recovery read. What is to be done about it follows with the next step.
@@ -258,6 +266,8 @@ impl Machine {
             Event::LoadedInto { op, item, block, result } => {
                 self.loaded_into(op, item, block, result, out);
             }
+            Event::Scrub { op, deadline } => self.scrub(op, deadline),
+            Event::Scrubbed { block, pass, result } => self.scrubbed(block, pass, result, out),
             Event::Probed { drive, ok } => self.probed(drive, ok, out),
             Event::SegmentReady { drive, segment, result } => {
                 self.segment_ready(drive, segment, result);
@@ -315,6 +325,7 @@ impl Machine {
             .chain(self.next_wait())
             .chain(retries)
             .chain(self.next_watch())
+            .chain(self.next_scrub())
             .chain(journal)
             .min()
     }
@@ -400,6 +411,7 @@ impl Machine {
             Some(Op::Get(_)) => self.end_get(op, reason, out),
             Some(Op::Flush(_)) => self.end_flush(op, out),
             Some(Op::Delete(_)) => self.end_delete(op, out),
+            Some(Op::Scrub(_)) => self.end_scrub(op, false, out),
             Some(Op::Close { .. }) => self.finish_close(op, out),
             None => {}
         }

@@ -209,6 +209,7 @@ impl Machine {
             dirty: None,
             load: None,
             readers: 0,
+            is_scrubbed: false,
             writers: Vec::new(),
             holds: 0,
             orphan: false,
