@@ -163,3 +163,93 @@ fn a_cancelled_load_and_a_corrupt_block_open_no_circuit() {
     assert_eq!(got, vec![Err(MissReason::Corrupt); 6], "the file is too short, the drive is well");
     assert_eq!((state(&store), counter(&store, "circuits_opened")), (DriveState::Working, 0));
 }
+
+/// A disk that takes everything and gives back something else.
+struct Liar(MemDisk);
+
+impl tiered_kv::io_seams::Disk for Liar {
+    fn name(&self) -> &'static str {
+        "liar"
+    }
+    fn alignment(&self) -> tiered_kv::io_seams::Alignment {
+        self.0.alignment()
+    }
+    fn is_direct(&self) -> bool {
+        true
+    }
+    fn direct_reason(&self) -> String {
+        String::new()
+    }
+    fn list(&self) -> tiered_kv::Result<Vec<(String, u64)>> {
+        self.0.list()
+    }
+    fn read_file(&self, name: &str, max_bytes: u64) -> tiered_kv::Result<Option<Vec<u8>>> {
+        self.0.read_file(name, max_bytes)
+    }
+    fn write_file(&self, name: &str, bytes: &[u8]) -> tiered_kv::Result<()> {
+        self.0.write_file(name, bytes)
+    }
+    fn remove(&self, name: &str) -> tiered_kv::Result<()> {
+        self.0.remove(name)
+    }
+    fn create(&self, name: &str, bytes: u64) -> tiered_kv::Result<tiered_kv::io_seams::FileId> {
+        self.0.create(name, bytes)
+    }
+    fn open(&self, name: &str) -> tiered_kv::Result<(tiered_kv::io_seams::FileId, u64)> {
+        self.0.open(name)
+    }
+    fn read_at(
+        &self,
+        file: tiered_kv::io_seams::FileId,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> io::Result<()> {
+        self.0.read_at(file, offset, buf)?;
+        buf[77] ^= 1;
+        Ok(())
+    }
+    fn write_at(
+        &self,
+        file: tiered_kv::io_seams::FileId,
+        offset: u64,
+        buf: &[u8],
+    ) -> io::Result<()> {
+        self.0.write_at(file, offset, buf)
+    }
+    fn sync(&self, file: tiered_kv::io_seams::FileId) -> io::Result<()> {
+        self.0.sync(file)
+    }
+}
+
+#[test]
+fn case_20_a_drive_that_gives_back_something_else_is_refused_at_open() {
+    let disk = Arc::new(Liar(MemDisk::new()));
+    let config = config("/simulated".as_ref(), 4 << 20);
+    let refused = Store::open_with(&config, &seams(disk.clone())).expect_err("the self-test fails");
+    assert!(refused.to_string().contains("gave back something else"), "{refused}");
+    let left = tiered_kv::io_seams::Disk::list(&*disk).expect("lists");
+    assert!(left.iter().all(|(name, _)| !name.contains("selftest")), "{left:?}");
+}
+
+#[test]
+fn case_20_a_tier_that_never_gets_anything_is_said_to() {
+    let disk = Arc::new(MemDisk::new());
+    let config = config("/simulated".as_ref(), 4 << 20);
+    let store = Store::open_with(&config, &seams(disk.clone())).expect("opens");
+    let ns = namespace(&store);
+    assert_eq!(store.health().warnings, Vec::<String>::new());
+    disk.set_fault(Some(Box::new(|op| {
+        matches!(op, DiskOp::Create { .. }).then(|| io::ErrorKind::StorageFull.into())
+    })));
+    put(&store, &chain(&ns, 1, 4));
+    store.flush(None).expect("open").wait();
+    let warnings = store.health().warnings;
+    assert!(warnings[0].contains("none became durable"), "{warnings:?}");
+    for path in 100..124 {
+        store.lookup(&ns, &chain(&ns, path, 200), LookupMode::Each);
+    }
+    let warnings = store.health().warnings;
+    assert!(warnings[1].contains("compare the namespaces"), "{warnings:?}");
+    assert!(fetch(&store, &chain(&ns, 1, 4)).iter().all(Result::is_ok));
+    assert_eq!(store.health().warnings.len(), 1, "one hit, and it is in order");
+}

@@ -54,6 +54,7 @@ pub(crate) fn health<'py>(py: Python<'py>, health: &Health) -> PyResult<Bound<'p
     all.set_item("drive_paused", health.drive_paused)?;
     let drives: PyResult<Vec<_>> = health.drives.iter().map(|one| drive(py, one)).collect();
     all.set_item("drives", drives?)?;
+    all.set_item("warnings", &health.warnings)?;
     all.set_item("store_id", &health.store_id)?;
     all.set_item("huge_bytes", health.huge_bytes)?;
     all.set_item("regions", health.regions)?;

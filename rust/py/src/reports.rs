@@ -196,6 +196,34 @@ impl DeleteReport {
     }
 }
 
+/// What a scrub found.
+#[pyclass(frozen, get_all, module = "tiered_kv._core")]
+pub(crate) struct ScrubReport {
+    blocks: u64,
+    bytes: u64,
+    corrupt: u64,
+    unreadable: u64,
+    skipped: u64,
+    complete: bool,
+}
+
+impl From<tiered_kv::ScrubReport> for ScrubReport {
+    fn from(report: tiered_kv::ScrubReport) -> Self {
+        let tiered_kv::ScrubReport { blocks, bytes, corrupt, unreadable, skipped, complete } =
+            report;
+        Self { blocks, bytes, corrupt, unreadable, skipped, complete }
+    }
+}
+
+#[pymethods]
+impl ScrubReport {
+    fn __repr__(&self) -> String {
+        let end = if self.complete { "" } else { ", not complete" };
+        let (whole, bad) = (self.blocks, self.corrupt + self.unreadable);
+        format!("<ScrubReport: {whole} whole, {bad} bad, {} skipped{end}>", self.skipped)
+    }
+}
+
 /// How a close ended.
 #[pyclass(frozen, get_all, module = "tiered_kv._core")]
 pub(crate) struct CloseReport {

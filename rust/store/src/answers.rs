@@ -144,6 +144,8 @@ pub struct Health {
     pub drive_paused: bool,
     /// Each drive of the configuration, lost ones last.
     pub drives: Vec<DriveHealth>,
+    /// What is configured and of no effect, and what to look at; empty when all is well.
+    pub warnings: Vec<String>,
     /// The first drive's identity, empty without one.
     pub store_id: String,
     /// Bytes of memory on huge pages.

@@ -10,6 +10,9 @@ use crate::store::Store;
 use std::sync::atomic::Ordering;
 use tiered_kv_types::StoreConfig;
 
+/// Keys asked for in vain after which something is wrong with them.
+const INERT_KEYS: u64 = 4096;
+
 impl Store {
     /// A snapshot of counters and gauges.
     pub fn stats(&self) -> Stats {
@@ -96,6 +99,7 @@ impl Owner {
             direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
             drive_paused: conditions.iter().any(|condition| *condition != (false, None)),
             drives: self.drives_health(&conditions),
+            warnings: self.warnings(),
             store_id: self.store_id(),
             huge_bytes: self.arena.report().huge_bytes,
             regions: regions.count,
@@ -103,6 +107,33 @@ impl Owner {
             region_reason: regions.reason,
             attach: self.attachable(),
         }
+    }
+
+    /// What is configured and of no effect: drives that get nothing, keys that nobody stores.
+    fn warnings(&self) -> Vec<String> {
+        let stats = self.stats();
+        let counter =
+            |name: &str| stats.counters.iter().find(|(n, _)| *n == name).map_or(0, |c| c.1);
+        let mut warnings = Vec::new();
+        let lost = self.lost.len();
+        if lost > 0 {
+            warnings.push(format!("{lost} drives are lost: what they hold is misses"));
+        }
+        let (stored, undurable) = (counter("put_stored"), counter("undurable"));
+        if undurable > 0 && counter("offloaded") == 0 {
+            warnings.push(format!(
+                "of {stored} blocks stored since the open none became durable, {undurable} could \
+                 not be written: see the drives' `fault`, their free space and their mount options"
+            ));
+        }
+        let asked = stats.requested.max(counter(LOOKUPS));
+        if asked >= INERT_KEYS && stored > 0 && stats.dram.hits + stats.nvme.hits == 0 {
+            warnings.push(format!(
+                "{asked} keys were asked for and none was got, though {stored} blocks are stored: \
+                 compare the namespaces and the keys of puts and gets"
+            ));
+        }
+        warnings
     }
 
     fn drives_health(&self, conditions: &[(bool, Option<Fault>)]) -> Vec<DriveHealth> {
