@@ -106,7 +106,7 @@ fn case_15_the_circuit_of_a_stalled_drive_opens_and_closes_when_it_answers() {
 }
 
 #[test]
-fn case_8_reads_that_fail_open_the_circuit_and_a_probe_closes_it() {
+fn case_33_reads_that_fail_open_the_circuit_and_a_probe_closes_it() {
     let disk = Arc::new(MemDisk::new());
     let open = || Store::open_with(&impatient(), &seams(disk.clone())).expect("opens");
     let store = open();
@@ -143,6 +143,44 @@ fn case_8_reads_that_fail_open_the_circuit_and_a_probe_closes_it() {
     put(&store, &keys[..3]);
     assert!(fetch(&store, &keys).iter().all(Result::is_ok), "the next store heals");
     assert_eq!(store.audit().faults, Vec::<String>::new());
+}
+
+#[test]
+fn case_8_a_buffer_whose_read_failed_is_not_reported_filled_and_not_touched() {
+    let disk = Arc::new(MemDisk::new());
+    let open = || Store::open_with(&impatient(), &seams(disk.clone())).expect("opens");
+    let store = open();
+    let keys = chain(&namespace(&store), 1, 8);
+    put(&store, &keys);
+    store.close();
+    drop(store);
+    let store = open();
+    let reads = AtomicUsize::new(0);
+    disk.set_fault(Some(Box::new(move |op| {
+        let read = matches!(op, DiskOp::ReadAt { .. });
+        let fails = read && reads.fetch_add(1, Ordering::SeqCst) % 2 == 1;
+        fails.then(|| io::Error::other("planted"))
+    })));
+    let canary = vec![vec![0xa5; support::BLOCK]; 8];
+    let options = GetOptions { timeout: Some(LONG), ..GetOptions::default() };
+    let ns = namespace(&store);
+    let report = store.get_into(&ns, &keys, canary, &options).expect("open").wait();
+    let mut failed = 0;
+    for ((item, buffer), key) in report.items.iter().zip(&report.buffers).zip(&keys) {
+        let whole = match item {
+            Ok(_) => bytes_of(key),
+            Err(reason) => {
+                assert_eq!(*reason, MissReason::IoError);
+                failed += 1;
+                vec![0xa5; support::BLOCK]
+            }
+        };
+        assert!(*buffer == whole, "{item:?}");
+    }
+    assert_eq!(failed, 4, "every second read");
+    let stats = store.stats();
+    let missed: u64 = stats.misses.iter().map(|(_, n)| n).sum();
+    assert_eq!((stats.nvme.hits, missed, stats.requested), (4, 4, 8));
 }
 
 #[test]

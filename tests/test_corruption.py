@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def served(store: BlockingStore) -> list[bool]:
     """Which blocks are there: each is asked for, and what comes is what was stored."""
     ns = store.namespace(api.spec())
     there = []
-    for key, content in zip(api.split(ns.keys_from_tokens(api.tokens(BLOCKS))), CONTENTS):
+    keys = api.split(ns.keys_from_tokens(api.tokens(BLOCKS)))
+    for key, content in zip(keys, CONTENTS, strict=True):
         out = bytearray(api.BLOCK_BYTES)
         hit = store.get_into(ns, key, out).items[0] is None
         if hit:
@@ -76,13 +77,13 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["closed", "crashed"])
-def directory(request: pytest.FixtureRequest, image: Path, tmp_path: Path) -> Iterator[Path]:
+def directory(request: pytest.FixtureRequest, image: Path, tmp_path: Path) -> Path:
     """A copy of it; as a crash leaves it, without a checkpoint."""
     copy = tmp_path / "kv"
     shutil.copytree(image, copy)
     if request.param == "crashed":
         (copy / "checkpoint.tkv").unlink()
-    yield copy
+    return copy
 
 
 def segments(directory: Path) -> list[Path]:
@@ -294,9 +295,9 @@ def test_case_6_any_byte_of_any_file(directory: Path, seed: int) -> None:
     fields = config(directory)
     try:
         store = BlockingStore.open(**fields)
-    except FormatMismatchError as refused:
-        assert path.name == "superblock.tkv"
-        assert "on_format_mismatch" in str(refused)
+    except FormatMismatchError:
+        if path.name != "superblock.tkv":
+            raise
         store = BlockingStore.open(**fields, on_format_mismatch="reset")
     with store:
         served(store)

@@ -73,7 +73,7 @@ pub struct GetOptions {
     pub timeout: Option<Duration>,
     /// A hold of these blocks, which ends with the get.
     pub hold: Option<HoldId>,
-    /// The get belongs to an open [`Request`], which counts its accesses.
+    /// The get belongs to an open [`crate::Request`], which counts its accesses.
     pub in_request: bool,
     /// Of a `get_into` of a region's slots; other buffers are always filled by a copy.
     pub on_stall: OnStall,

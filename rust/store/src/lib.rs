@@ -44,6 +44,8 @@ mod seams;
 mod sim;
 mod stats;
 mod store;
+#[cfg(test)]
+mod unlocked;
 
 pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,

@@ -107,7 +107,7 @@ impl Machine {
 
     /// Whether nothing is being loaded or stored.
     fn is_idle(&self) -> bool {
-        let quiet = self.loading_bytes == 0 && self.copying_bytes == 0 && self.dirty.is_empty();
+        let quiet = self.loading_bytes == 0 && self.entering.get() == 0 && self.dirty.is_empty();
         quiet && self.groups.under_way.is_empty()
     }
 
