@@ -49,6 +49,19 @@ def test_every_promise_names_tests_that_are_there() -> None:
     }
 
 
+def test_every_failure_case_names_tests_that_are_there_or_is_said_to_be_open() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    covered = rows(text)["Failure cases"]
+    assert missing(f"# T\n\n## A\n| case | tests |\n|---|---|\n{table(covered)}") == []
+    numbers = [int(case.split(".")[0]) for case, _ in covered]
+    open_cases = [int(n) for n in re.findall(r"^- (\d+)\.", text, re.MULTILINE)]
+    assert sorted(numbers + open_cases) == list(range(1, 37))
+
+
+def table(cells: list[tuple[str, str]]) -> str:
+    return "".join(f"| {case} | {tests} |\n" for case, tests in cells)
+
+
 def test_a_promise_that_rots_is_noticed() -> None:
     table = "# T\n\n## A\n| promise | tests |\n|---|---|\n| one | {} |\n"
     here = "tests/test_promises.py"

@@ -18,6 +18,8 @@ use tiered_kv_types::{
 
 const CHECKPOINT: &str = "checkpoint.tkv";
 const SUPERBLOCK: &str = "superblock.tkv";
+/// What the self-test writes and removes again.
+const SELF_TEST: &str = "selftest.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Most segments of a drive: 16 TiB at 256 MiB each.
@@ -128,7 +130,7 @@ pub(crate) fn open_drive(
 /// A directory without a superblock is taken only if it holds nothing of somebody else's.
 fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let ours = |name: &str| {
-        name == "LOCK" || name == JOURNAL || name == CHECKPOINT || segment_number(name).is_some()
+        ["LOCK", JOURNAL, CHECKPOINT, SELF_TEST].contains(&name) || segment_number(name).is_some()
     };
     match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
         None => Ok(()),
@@ -179,9 +181,46 @@ fn with_geometry(
     (superblock, geometry): (Superblock, Geometry),
     lock: Option<DirLock>,
 ) -> Result<Drive> {
+    self_test(disk.as_ref(), &superblock.store)?;
     let (journal, journal_pages) = open_journal(disk.as_ref(), journal_pages(config))?;
     let lock = Mutex::new(lock);
     Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
+}
+
+/// Writes a page of the drive's own, syncs and reads it back: a drive that takes writes and gives
+/// something else back, or nothing, would be a tier without a single hit. A full one passes: what it
+/// holds can be read.
+fn self_test(disk: &dyn Disk, store: &[u8; 16]) -> Result<()> {
+    match disk.remove(SELF_TEST) {
+        Err(err) if err.kind() != ErrorKind::NotFound => return Err(err),
+        // Of a process that ended in the midst of its test, or none.
+        _ => {}
+    }
+    let file = match disk.create(SELF_TEST, PAGE_BYTES) {
+        Err(err) if err.kind() == ErrorKind::NoSpace => {
+            tracing::warn!(%err, "the drive is full: it was not tried whether it keeps what it takes");
+            return Ok(());
+        }
+        created => created?,
+    };
+    let mut page = AlignedBuf::new(PAGE_BYTES as usize)?;
+    for (byte, at) in page.as_mut_slice().iter_mut().zip(0_usize..) {
+        *byte = store[at % 16] ^ (at / 16) as u8 ^ 0x5a;
+    }
+    let mut back = AlignedBuf::new(PAGE_BYTES as usize)?;
+    let tried = disk
+        .write_at(file, 0, page.as_slice())
+        .and_then(|()| disk.sync(file))
+        .and_then(|()| disk.read_at(file, 0, back.as_mut_slice()));
+    let removed = disk.remove(SELF_TEST);
+    tried.map_err(|err| Error::from_io("self-test", SELF_TEST, err))?;
+    removed?;
+    if back.as_slice() == page.as_slice() {
+        return Ok(());
+    }
+    let context = "`nvme_paths`: the drive gave back something else than was written to it: check \
+                   it (dmesg, smartctl), or name another directory";
+    Err(Error::new(ErrorKind::Io, "self-test", context))
 }
 
 fn journal_pages(config: &StoreConfig) -> u64 {

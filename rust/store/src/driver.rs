@@ -374,6 +374,8 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
             work.done.push((call, outcome));
         }
         Command::Load { drive, .. }
+        | Command::Scrub { drive, .. }
+        | Command::Probe { drive }
         | Command::PrepareSegment { drive, .. }
         | Command::WriteSlabs { drive, .. }
         | Command::WriteHeaders { drive, .. }

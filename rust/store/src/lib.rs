@@ -38,6 +38,7 @@ mod registry;
 mod request;
 mod reserve;
 mod resident;
+mod scrub;
 mod seams;
 #[cfg(test)]
 mod sim;
@@ -55,7 +56,7 @@ pub use delete::Delete;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
-pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus};
+pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus, ScrubReport};
 pub use namespace::{Namespace, PutOptions};
 pub use open::OpenTimes;
 pub use request::{Request, RequestContext};

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    Arena, ArenaConfig, EngineConfig, IoDone, Running, UringConfig, WorkerPool, choose_engine,
-    memory_limit_bytes,
+    Arena, ArenaConfig, EngineConfig, IoDone, Nanos, Running, UringConfig, WorkerPool,
+    choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
@@ -65,6 +65,9 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         load_high_bytes: config.max_load_bytes,
         held_high_bytes: (capacity + drive_bytes) / 2,
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
+        stall: nanos(config.drive_stall_s),
+        retry: nanos(config.drive_retry_s),
+        scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
     let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
@@ -102,6 +105,11 @@ pub(crate) fn check_origin() -> Result<()> {
                    before a store is opened or after it is closed, or start the process anew \
                    (multiprocessing's spawn)";
     Err(Error::new(ErrorKind::Unsupported, "open", context))
+}
+
+/// Seconds that the configuration has checked.
+fn nanos(seconds: f64) -> Nanos {
+    (seconds * 1e9) as Nanos
 }
 
 pub(crate) fn default_dram(limit: Option<u64>) -> u64 {

@@ -171,8 +171,8 @@ impl Machine {
         stats
     }
 
-    /// For each drive, whether writing to it is paused after faults.
-    pub(crate) fn drives_paused(&self) -> Vec<bool> {
-        self.drives.iter().map(|d| !d.is_writable()).collect()
+    /// How each drive does: whether writing to it is paused after faults, and why it is not asked.
+    pub(crate) fn drive_conditions(&self) -> Vec<(bool, Option<super::Fault>)> {
+        self.drives.iter().map(|d| (d.is_paused(), d.circuit.fault())).collect()
     }
 }

@@ -304,6 +304,7 @@ impl Machine {
             dirty: None,
             load: None,
             readers: 0,
+            is_scrubbed: false,
             writers: Vec::new(),
             holds: 0,
             orphan: false,
@@ -360,7 +361,7 @@ impl Machine {
         self.policy.inserted(tier, id, &facts, self.now.mono);
     }
 
-    fn make_dirty(&mut self, id: BlockId) {
+    pub(super) fn make_dirty(&mut self, id: BlockId) {
         let seq = self.next_dirty;
         self.next_dirty += 1;
         let block = self.table.get_mut(id).expect("the caller holds a live block");

@@ -4,6 +4,7 @@ use super::memory::{Buffer, CANARY, REGION_SLOTS, fresh_slots, region};
 use super::oracle::Oracle;
 use crate::directory::{found_segments, open_journal, read_journal};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
+use crate::io::segment_name;
 use crate::machine::{
     Command, Doomed, DriveParts, Event, Geometry, GetTarget, HoldId, Limits, Machine, Now, OpId,
     Outcome, Parts, PutItem, PutStatus,
@@ -12,7 +13,7 @@ use crate::resident::{FreedSlots, Resident};
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use tiered_kv_io::{Arena, ArenaConfig, Entropy, MemDisk, Region, RegionSlot, SeededEntropy};
+use tiered_kv_io::{Arena, ArenaConfig, Disk, Entropy, MemDisk, Region, RegionSlot, SeededEntropy};
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId};
 
@@ -31,6 +32,7 @@ pub(super) enum Call {
     Flush { keys: Vec<BlockKey>, asked: u64 },
     Delete { ns: u32, doomed: Doomed, asked: Now },
     Hold,
+    Scrub,
 }
 
 pub(super) struct World {
@@ -123,6 +125,8 @@ impl World {
         match self.draw(100) {
             0..18 => self.put(),
             18..36 => self.get(),
+            36 if self.draw(4) == 0 => self.scrub(),
+            37 if self.draw(4) == 0 => self.damage(),
             36..40 => self.flush(),
             40..44 => self.cancel(),
             44..47 => self.leases.clear(),
@@ -242,6 +246,23 @@ impl World {
         self.feed(Event::Flush { op, deadline });
     }
 
+    fn scrub(&mut self) {
+        let op = self.call(Call::Scrub);
+        let deadline = self.now.mono + 60_000_000_000;
+        self.feed(Event::Scrub { op, deadline });
+    }
+
+    /// Flips a bit in a payload, or where one may be: the last half of a segment has no headers.
+    fn damage(&mut self) {
+        let (disk, half) = (self.draw(2) as usize, DRIVE.segment_bytes / 2);
+        let name = segment_name(self.draw(u64::from(DRIVE.segments)) as u32);
+        let (at, bit) = (half + self.draw(half), 1 << self.draw(8));
+        let files = self.disks[disk].list().expect("the simulated disk lists");
+        if files.iter().any(|(file, _)| *file == name) {
+            self.disks[disk].flip(&name, at, bit);
+        }
+    }
+
     fn hold(&mut self) {
         let (ns, chain) = self.chain();
         let keys: Vec<BlockKey> = chain.into_iter().map(|(key, _, _)| key).collect();
@@ -338,6 +359,7 @@ impl World {
                 }
             }
             (Call::Hold, Outcome::Held(id, _)) => self.holds.push(id),
+            (Call::Scrub, Outcome::Scrubbed(_)) => {}
             (_, outcome) => panic!("another kind of outcome: {outcome:?}"),
         }
     }
@@ -425,6 +447,9 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc
             dirty_low_bytes: 48 << 10,
             load_high_bytes: 64 << 10,
             held_high_bytes: 64 << 10,
+            stall: 1_500_000_000,
+            retry: 1_000_000_000,
+            scrub_bytes_per_s: 8 << 10,
         },
         memory: MEMORY,
         staging,
