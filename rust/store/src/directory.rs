@@ -188,8 +188,8 @@ fn with_geometry(
 }
 
 /// Writes a page of the drive's own, syncs and reads it back: a drive that takes writes and gives
-/// something else back, or nothing, would be a tier without a single hit. A full one passes: what it
-/// holds can be read.
+/// something else back, or nothing, would be a tier without a single hit. A full one passes: what
+/// it holds can be read.
 fn self_test(disk: &dyn Disk, store: &[u8; 16]) -> Result<()> {
     match disk.remove(SELF_TEST) {
         Err(err) if err.kind() != ErrorKind::NotFound => return Err(err),
@@ -198,7 +198,7 @@ fn self_test(disk: &dyn Disk, store: &[u8; 16]) -> Result<()> {
     }
     let file = match disk.create(SELF_TEST, PAGE_BYTES) {
         Err(err) if err.kind() == ErrorKind::NoSpace => {
-            tracing::warn!(%err, "the drive is full: it was not tried whether it keeps what it takes");
+            tracing::warn!(%err, "the drive is full: whether it keeps what it takes is not known");
             return Ok(());
         }
         created => created?,

@@ -1,9 +1,11 @@
 //! Commands to the drive: turned into requests of the I/O engine, and their results into events.
 
+mod parts;
+
 use crate::direct::DirectRead;
 use crate::driver::Core;
 use crate::machine::{BlockId, Command, DriveId, Event, HeaderWrite, LoadFault, OpId, SlabRead};
-use crate::resident::{Filled, Filling, Resident, SlabWrite};
+use crate::resident::{Filling, Resident, SlabWrite};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, HashMap};
@@ -11,9 +13,12 @@ use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use tiered_kv_io::{
     AlignedBuf, CancelFlag, FileId, IoDone, IoEngine, IoOp, IoRequest, PAGE_BYTES, Priority,
-    ReadBuf, ReadInto, Region, RegionSlot, Registration, SlotMut, crc32c, is_cancelled,
+    ReadInto, Region, RegionSlot, Registration, SlotMut, is_cancelled,
 };
 use tiered_kv_types::tombstone::JOURNAL_PAGE_BYTES;
+
+pub(crate) use parts::verify;
+use parts::{HeaderBuf, aligned, check, store};
 
 /// The name of the journal's file.
 pub(crate) const JOURNAL: &str = "journal.tkv";
@@ -482,57 +487,5 @@ fn load_fault(err: &io::Error) -> LoadFault {
         // The drive answered: it is the file that is shorter than what was stored in it.
         io::ErrorKind::UnexpectedEof => LoadFault::Corrupt,
         _ => LoadFault::Io,
-    }
-}
-
-/// A copy of whole pages at an aligned address.
-fn aligned(bytes: &[u8]) -> tiered_kv_types::Result<AlignedBuf> {
-    let mut buf = AlignedBuf::new(bytes.len())?;
-    buf.as_mut_slice().copy_from_slice(bytes);
-    Ok(buf)
-}
-
-fn store(token: u64, op: IoOp) -> IoRequest {
-    IoRequest { token, priority: Priority::Store, op, cancel: None }
-}
-
-/// Puts the slots back and checks every slab against the checksum that it was stored with.
-pub(crate) fn verify(
-    mut filling: Filling,
-    slots: Vec<Option<SlotMut>>,
-    crcs: &[u32],
-) -> Option<Filled> {
-    filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
-    let filled = filling.fill_in_place();
-    (filled.crcs() == crcs).then_some(filled)
-}
-
-/// Whether every slab is there and has its checksum.
-fn check(slabs: SmallVec<[(Option<AlignedBuf>, u64, u32); 1]>) -> Option<()> {
-    let sound = |(buf, bytes, crc): (Option<AlignedBuf>, u64, u32)| {
-        let len = usize::try_from(bytes).ok()?;
-        (crc32c(&buf?.as_slice()[..len]) == crc).then_some(())
-    };
-    slabs.into_iter().map(sound).collect()
-}
-
-/// Header bytes at an aligned address, without the padding of the buffer's last page.
-struct HeaderBuf {
-    buf: AlignedBuf,
-    len: usize,
-}
-
-impl HeaderBuf {
-    fn new(bytes: &[u8]) -> tiered_kv_types::Result<Self> {
-        let pages = bytes.len().next_multiple_of(tiered_kv_io::PAGE_BYTES as usize);
-        let mut buf = AlignedBuf::new(pages)?;
-        buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        Ok(Self { buf, len: bytes.len() })
-    }
-}
-
-impl ReadBuf for HeaderBuf {
-    fn as_slice(&self) -> &[u8] {
-        &self.buf.as_slice()[..self.len]
     }
 }

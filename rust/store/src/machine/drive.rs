@@ -1,5 +1,5 @@
-//! The drives of T3: slots, files, whether writing to one is paused after faults, and whether one is
-//! asked at all.
+//! The drives of T3: slots, files, whether writing to one is paused after faults, and whether one
+//! is asked at all.
 
 use super::circuit::Circuit;
 use super::{DriveParts, Limits, SlotAllocator, SlotId};
