@@ -106,6 +106,10 @@ NUMBERS: dict[str, tuple[str, Call]] = {
         r"groups\[0\]",
         lambda s, v: s.store.lookup_hybrid(s.ns, [(s.keys, ("window", v))]),
     ),
+    "slot_bytes": ("slot_bytes", lambda s, v: s.store.register(s.out, v)),
+    "stride": ("stride", lambda s, v: s.store.register(s.out, 8, _given(v))),
+    "slots": ("numbers", lambda s, v: s.store.register(s.out, 8).slots([0, v])),
+    "read": ("slot", lambda s, v: s.store.register(s.out, 8).read(v)),
     "events": ("since", lambda s, v: s.store.events(_given(v))),
     "layout tokens": ("tokens_per_block", lambda s, v: _layout(s, tokens_per_block=v)),
     "layout bytes": (

@@ -24,9 +24,11 @@ def cargo(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_example_stores_restarts_and_loads() -> None:
+def test_the_example_leases_restarts_reads_directly_and_deletes() -> None:
     printed = cargo("run", "--quiet", "--locked", "--example", "embed")
-    assert "after a restart: 8 found, 8 loaded from Ok(Nvme)" in printed
+    assert "after a restart: 8 found" in printed
+    assert "read directly: 8 blocks from Ok(Nvme)" in printed
+    assert "deleted 4 blocks, durably: true\nleft: 4" in printed
 
 
 def test_an_outside_crate_depends_on_the_store_by_path(tmp_path: Path) -> None:

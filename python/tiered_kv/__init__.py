@@ -24,8 +24,10 @@ from tiered_kv._core import (
     Lookup,
     Namespace,
     PutReport,
+    Region,
     Request,
     Reservation,
+    Slots,
     __version__,
 )
 from tiered_kv.attached import AttachedStore
@@ -78,9 +80,11 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "PutReport",
+    "Region",
     "Request",
     "RequestContext",
     "Reservation",
+    "Slots",
     "StoreConfig",
     "StorePermissionError",
     "TieredKvError",

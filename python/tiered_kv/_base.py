@@ -13,7 +13,8 @@ from tiered_kv.spec import NamespaceSpec, RequestContext
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    Buffers = Buffer | Sequence[Buffer]
+    Buffers = Buffer | Sequence[Buffer] | _core.Slots
+    OnStall = Literal["wait", "bounce"]
     GroupRule = Literal["all", "last"] | tuple[Literal["window"], int]
 
 
@@ -138,7 +139,8 @@ class StoreBase:
     def prefetch(self, ns: _core.Namespace, keys: Buffer) -> None:
         """Begins to load blocks from a drive into memory, in their order; waits for nothing.
 
-        It stops where memory or the budget of loads is used up, and tells nothing of it.
+        It stops where memory or the budget of loads is used up, and tells nothing of it. With
+        `dram_capacity` 0 it only counts.
 
         Args:
             ns: The namespace.
@@ -184,6 +186,7 @@ class StoreBase:
 
         Raises:
             InvalidArgumentError: An option is wrong.
+            UnsupportedError: `dram_capacity` is 0.
             ClosedError: The store is closed.
         """
         options = _core.PutOptions(
@@ -197,6 +200,33 @@ class StoreBase:
             req=req,
         )
         return self._core.reserve(ns, keys, options)
+
+    def register(self, memory: Buffer, slot_bytes: int, stride: int | None = None) -> _core.Region:
+        """Registers memory of the caller's, as an engine's own pool, cut into slots.
+
+        `region.slots([3, 5, 9])` then stands for the buffers of a `get_into` or a `put`, in any
+        face of the store. A `get_into` has the drive write into the slots, without a copy: give
+        slots at addresses that are multiples of 4,096. What lies elsewhere, and the end of a slab
+        that fills no page, goes through a buffer. Where the kernel refuses to know the memory
+        beforehand, reads are a little slower; `health()` says so.
+
+        Args:
+            memory: A writable contiguous buffer; for a torch tensor
+                `tiered_kv.torch.as_buffer(tensor)`. It stays exported until the region and the
+                calls on it are gone. Do not touch a slot while a call uses it.
+            slot_bytes: Bytes of a slot, those of a block.
+            stride: Bytes from the beginning of one slot to that of the next; `slot_bytes` by
+                default. A multiple of 4,096 keeps slots of other sizes on page addresses.
+
+        Returns:
+            The region, also a context manager. A slot is used by one call at a time.
+
+        Raises:
+            InvalidArgumentError: `memory` is read-only, not contiguous or too small for a slot, or
+                `stride` is smaller than `slot_bytes`.
+            ClosedError: The store is closed.
+        """
+        return self._core.register(memory, slot_bytes, stride)
 
     def begin_request(self, context: RequestContext | None = None) -> _core.Request:
         """Opens a request: its accesses are counted once, when it finishes.
@@ -233,7 +263,8 @@ class StoreBase:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
 
         Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; `holds` in force, and the
-        `held_bytes` that they keep.
+        `held_bytes` that they keep. With `dram_capacity` 0, `staging_bytes` through which blocks
+        pass, and `staging_used_bytes` of them.
         """
         return self._core.stats()
 
@@ -245,9 +276,10 @@ class StoreBase:
             `store_id`; `drive_paused`, whether writing to any drive is; `drives`, for each its
             `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
             `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`;
-            `attach`, whether other processes can: `listening`, the `reason` (where, or why not),
-            `connections` now, and how many were `accepted`, `refused`, and `dropped` since they
-            did not keep to the protocol.
+            `regions`, of these `regions_plain` that the kernel does not know beforehand, and the
+            `region_reason` why; `attach`, whether other processes can: `listening`, the `reason`
+            (where, or why not), `connections` now, and how many were `accepted`, `refused`, and
+            `dropped` since they did not keep to the protocol.
         """
         return self._core.health()
 

@@ -17,7 +17,7 @@ from tiered_kv.config import StoreConfig, resolve
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tiered_kv._base import Buffers
+    from tiered_kv._base import Buffers, OnStall
 
 __all__ = ["BlockingAttachedStore", "BlockingStore", "TieredStore"]
 
@@ -76,9 +76,10 @@ class BlockingStore(StoreBase):
         timeout: float | None = None,
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
+        on_stall: OnStall = "wait",
     ) -> _core.IntoReport:
-        """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`."""
-        return self._core.get_into(ns, keys, buffers, timeout, req, hold)
+        """Brings blocks into the caller's memory; see `tiered_kv.TieredStore.get_into`."""
+        return self._core.get_into(ns, keys, buffers, timeout, req, hold, on_stall=on_stall)
 
     def put(
         self,

@@ -20,7 +20,7 @@ from tiered_kv import _core
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tiered_kv._base import Buffers
+    from tiered_kv._base import Buffers, OnStall
 
 
 class Completion(NamedTuple):
@@ -105,17 +105,19 @@ class Channel:
         timeout: float | None = None,
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
+        on_stall: OnStall = "wait",
     ) -> int:
-        """Copies blocks into the caller's buffers; see `tiered_kv.TieredStore.get_into`.
+        """Brings blocks into the caller's memory; see `tiered_kv.TieredStore.get_into`.
 
         Args:
             ns: The namespace.
             keys: Packed keys, n x 32 bytes.
-            buffers: One writable contiguous buffer of all blocks, or a sequence of one a block. Of
-                one that was not filled, the bytes mean nothing.
+            buffers: One writable contiguous buffer of all blocks, a sequence of one a block, or
+                `region.slots(numbers)`. Of one that was not filled, the bytes mean nothing.
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
             hold: A hold of this store, which ends with this call.
+            on_stall: Of slots: whether the call waits for a device that stalls, as in `get_into`.
 
         Returns:
             The number that the completion will carry.
@@ -125,7 +127,10 @@ class Channel:
             ClosedError: The store or the channel is closed.
             NoSpaceError: See `Channel`.
         """
-        return _queued(self._store.get_into(ns, keys, buffers, timeout, req, hold, self._core))
+        done = self._store.get_into(
+            ns, keys, buffers, timeout, req, hold, self._core, on_stall=on_stall
+        )
+        return _queued(done)
 
     def submit_put(
         self,

@@ -22,7 +22,11 @@ class StoreConfig:
     A field that is `None` takes the core's default. Everything is checked when a store is opened.
 
     Attributes:
-        dram_capacity: Bytes of host memory. None: min(25 % of the cgroup's limit, 4 GiB).
+        dram_capacity: Bytes of host memory. None: min(25 % of the cgroup's limit, 4 GiB). 0: none;
+            blocks are read from the drives into the caller's memory, `get` and `reserve` are
+            refused, and a `put` ends when it is durable.
+        staging_capacity: Where `dram_capacity` is 0: bytes through which blocks are written, and
+            read into memory that is not registered; eight times a block's at least.
         nvme_paths: Directory of each drive; empty for none. A single path may stand alone. One
             that cannot be opened is lost, and its blocks are misses, where another can.
         nvme_capacity: Bytes that may be allocated on each drive, all files counted.
@@ -50,6 +54,7 @@ class StoreConfig:
     """
 
     dram_capacity: Size | None = None
+    staging_capacity: Size = 64 << 20
     nvme_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
     nvme_capacity: Size = 0
     segment_bytes: Size | None = None

@@ -16,7 +16,7 @@ from tiered_kv.config import StoreConfig, resolve
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tiered_kv._base import Buffers
+    from tiered_kv._base import Buffers, OnStall
 
 
 class Opening:
@@ -128,6 +128,7 @@ class TieredStore(StoreBase):
 
         Raises:
             InvalidArgumentError: `keys`, `ns` or `timeout` is wrong, or `hold` is of another store.
+            UnsupportedError: `dram_capacity` is 0: leases need memory to live in.
             ClosedError: The store is closed.
         """
         waiting = completions()
@@ -147,18 +148,24 @@ class TieredStore(StoreBase):
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
+        on_stall: OnStall = "wait",
     ) -> _core.IntoReport:
-        """Copies blocks into the caller's buffers, verified on the way.
+        """Brings blocks into the caller's memory, verified.
 
-        Cancelled or timed out, it returns when the core no longer touches the buffers.
+        Buffers are filled by a copy; slots of a region are written by the drive. Cancelled or timed
+        out, it returns when neither the core nor the kernel touches the memory.
 
         Args:
             ns: The namespace.
             keys: Packed keys, n x 32 bytes.
-            buffers: One writable contiguous buffer of all blocks, or a sequence of one a block.
+            buffers: One writable contiguous buffer of all blocks, a sequence of one a block, or
+                `region.slots(numbers)`.
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
             hold: A hold of this store, which ends with this call.
+            on_stall: Of slots. "wait": the call ends, by its deadline too, only when the device no
+                longer writes. "bounce": blocks are read into memory of the store and copied last,
+                so that the deadline is kept where a device stalls. Buffers always bounce.
 
         Returns:
             For each block why it was not filled, or None. Of one that was not, the bytes mean
@@ -166,11 +173,13 @@ class TieredStore(StoreBase):
 
         Raises:
             InvalidArgumentError: `buffers` is of a wrong count, size or dtype, read-only, not
-                contiguous, or overlaps; or another argument is wrong.
+                contiguous, or overlaps; another call uses a slot; or another argument is wrong.
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get_into(ns, keys, buffers, timeout, req, hold, waiting.channel)
+        done = self._core.get_into(
+            ns, keys, buffers, timeout, req, hold, waiting.channel, on_stall=on_stall
+        )
         if not isinstance(done, int):
             return done
         call = waiting.call(done, _core.IntoReport)
@@ -202,7 +211,8 @@ class TieredStore(StoreBase):
         Args:
             ns: The namespace.
             keys: Packed keys, n x 32 bytes.
-            buffers: One contiguous buffer of all blocks, or a sequence of one a block.
+            buffers: One contiguous buffer of all blocks, a sequence of one a block, or
+                `region.slots(numbers)`.
             parent: Key of the block before the first.
             depth: Depth of the first block; derived from the parent where that is stored.
             chain: The keys are one chain, each the parent of the next.
@@ -215,7 +225,9 @@ class TieredStore(StoreBase):
             req: The request that the blocks belong to; its `block_type` holds where none is given.
 
         Returns:
-            What became of each block: stored, exists, throttled (try later), ended.
+            What became of each block: stored, exists, throttled (try later), ended. With
+            `dram_capacity` 0 a block that is stored is durable, and one that could not be written
+            is "failed".
 
         Raises:
             InvalidArgumentError: `buffers` or an option is of a wrong count, size or dtype, or out

@@ -69,7 +69,7 @@ def view(block: Any, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
 
 
 def as_buffer(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor, for `put`, without a copy.
+    """The bytes of a tensor, for `put` or `register`, without a copy.
 
     Args:
         tensor: A contiguous CPU tensor of any dtype, bf16 and fp8 included.

@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tiered_kv::IoBackend;
 use tiered_kv::io_seams::{Alignment, Disk, FileId, MemDisk};
 use tiered_kv::{BlockKey, KvLayout, Namespace, NamespaceSpec, Result, Seams, Store, StoreConfig};
 
@@ -134,5 +135,17 @@ impl Disk for GatedDisk {
     }
     fn sync(&self, file: FileId) -> io::Result<()> {
         self.inner.sync(file)
+    }
+}
+
+/// The backends that this machine has. Without io_uring the output says so.
+#[expect(clippy::print_stderr, reason = "a test that has nothing to test must say so")]
+pub fn backends() -> Vec<IoBackend> {
+    match tiered_kv::io_seams::probe_io_uring() {
+        Ok(_) => vec![IoBackend::Blocking, IoBackend::IoUring],
+        Err(reason) => {
+            eprintln!("not tested: {reason}");
+            vec![IoBackend::Blocking]
+        }
     }
 }

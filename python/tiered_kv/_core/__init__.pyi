@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 from tiered_kv._core._attached import Attached, AttachedHold
 from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
-from tiered_kv._core._memory import Lease, Leases, Reservation
+from tiered_kv._core._memory import Lease, Leases, Region, Reservation, Slots
 from tiered_kv._core._results import (
     CloseReport,
     DeleteReport,
@@ -41,8 +41,10 @@ __all__ = [
     "Namespace",
     "PutOptions",
     "PutReport",
+    "Region",
     "Request",
     "Reservation",
+    "Slots",
     "StallGate",
     "Store",
     "__version__",

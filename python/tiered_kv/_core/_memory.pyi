@@ -1,7 +1,10 @@
-"""Memory of the store that callers see: leases and reservations."""
+"""Memory of the store that callers see, and of callers that the store sees."""
 
 import sys
+from collections.abc import Sequence
 from typing import final
+
+from typing_extensions import Buffer
 
 @final
 class Leases:
@@ -76,3 +79,50 @@ class Reservation:
         """Gives the memory back: now, or with the last writable view."""
     def __enter__(self) -> Reservation: ...
     def __exit__(self, _kind: object, _error: object, _trace: object, /) -> None: ...
+
+@final
+class Region:
+    """Registered memory, cut into slots; see `tiered_kv.TieredStore.register`.
+
+    A slot is used by one call at a time, from the call's submission to its end. The memory stays
+    exported until the region and every call on it are gone.
+    """
+
+    def __len__(self) -> int:
+        """Number of slots."""
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def slots_used(self) -> int:
+        """Slots that calls use now."""
+    @property
+    def closed(self) -> bool: ...
+    def slots(self, numbers: Sequence[int]) -> Slots:
+        """Slots by number, for a call in place of its buffers: one a key.
+
+        Nothing is claimed before the call, which is refused where another one still uses a slot.
+
+        Raises:
+            InvalidArgumentError: There is no such slot.
+        """
+    def read(self, slot: int) -> bytes:
+        """A copy of a slot.
+
+        Raises:
+            InvalidArgumentError: There is no such slot, or a call uses it; the error names it.
+            ClosedError: The region is closed.
+        """
+    def write(self, slot: int, data: Buffer) -> None:
+        """Fills a slot with `slot_bytes` of data; raises as `read`."""
+    def close(self) -> None:
+        """Takes no more calls; those in progress end as they would have."""
+    def __enter__(self) -> Region: ...
+    def __exit__(self, _kind: object, _error: object, _trace: object, /) -> None: ...
+
+@final
+class Slots:
+    """Slots of a region, in the order of a call's keys."""
+
+    def __len__(self) -> int: ...
+    @property
+    def numbers(self) -> list[int]: ...

@@ -30,8 +30,12 @@ class PutReport:
     def throttled(self) -> int:
         """Blocks refused for want of room: try again later."""
     @property
-    def statuses(self) -> list[Literal["stored", "exists", "throttled", "ended"]]:
-        """What became of each block; "ended": the deadline passed or the call was cancelled."""
+    def statuses(self) -> list[Literal["stored", "exists", "throttled", "ended", "failed"]]:
+        """What became of each block.
+
+        "ended": the deadline passed or the call was cancelled; "failed": with `dram_capacity` 0,
+        the block could not be written to a drive and is not stored.
+        """
 
 @final
 class IntoReport:

@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 
 from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
-from tiered_kv._core._memory import Leases, Reservation
+from tiered_kv._core._memory import Leases, Region, Reservation, Slots
 from tiered_kv._core._results import (
     CloseReport,
     DeleteReport,
@@ -18,7 +18,8 @@ from tiered_kv._core._results import (
 )
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
-_Blocks: TypeAlias = Buffer | Sequence[Buffer]
+_Blocks: TypeAlias = Buffer | Sequence[Buffer] | Slots
+_OnStall: TypeAlias = Literal["wait", "bounce"]
 _Rule: TypeAlias = Literal["all", "last"] | tuple[Literal["window"], int]
 _Seconds: TypeAlias = float | None
 
@@ -40,6 +41,7 @@ class Store:
     def exists(self, ns: Namespace, keys: Buffer, channel: Channel) -> int: ...
     def channel(self, capacity: int) -> Channel: ...
     def hold(self, ns: Namespace, keys: Buffer, ttl: float) -> Hold: ...
+    def register(self, memory: Buffer, slot_bytes: int, stride: int | None = None) -> Region: ...
     def prefetch(self, ns: Namespace, keys: Buffer) -> None: ...
     @overload
     def get(
@@ -71,6 +73,7 @@ class Store:
         req: Request | None = None,
         hold: Hold | None = None,
         channel: None = None,
+        on_stall: _OnStall = "wait",
     ) -> IntoReport: ...
     @overload
     def get_into(
@@ -82,6 +85,7 @@ class Store:
         req: Request | None,
         hold: Hold | None,
         channel: Channel,
+        on_stall: _OnStall = "wait",
     ) -> IntoReport | int: ...
     @overload
     def put(

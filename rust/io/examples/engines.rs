@@ -91,11 +91,11 @@ fn run(
         let offset = number * 389 % OPS * UNIT;
         let slot = take(arena, place)?;
         let (priority, op) = if read {
-            (Priority::Load, IoOp::Read { file, offset, buf: slot })
+            (Priority::Load, IoOp::Read { file, offset, buf: slot.into() })
         } else {
             (Priority::Store, IoOp::Write { file, offset, buf: Arc::new(slot.freeze()) })
         };
-        Ok(IoRequest { token: place, priority, op })
+        Ok(IoRequest { token: place, priority, op, cancel: None })
     };
     let begin = Instant::now();
     engine.submit((0..DEPTH).map(|number| request(number, number)).collect::<Outcome<_>>()?);

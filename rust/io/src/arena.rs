@@ -34,6 +34,8 @@ pub struct ArenaConfig {
     pub populate: bool,
     /// Whether huge pages are asked for; needs `populate`.
     pub huge_pages: bool,
+    /// The field of the configuration that gives the capacity, for errors.
+    pub field: &'static str,
 }
 
 impl ArenaConfig {
@@ -43,7 +45,8 @@ impl ArenaConfig {
     /// An arena of `capacity_bytes` as production wants it: populated, huge pages.
     pub fn new(capacity_bytes: u64) -> Self {
         let extent_bytes = Self::EXTENT_BYTES;
-        Self { capacity_bytes, extent_bytes, populate: true, huge_pages: true }
+        let field = "dram_capacity";
+        Self { capacity_bytes, extent_bytes, populate: true, huge_pages: true, field }
     }
 }
 
@@ -79,7 +82,7 @@ impl Arena {
     ///
     /// # Errors
     /// `Config` for a capacity or an extent that is no multiple of a page, `NoSpace` where the
-    /// memory cannot be had; each names its field, the capacity as `dram_capacity`.
+    /// memory cannot be had; each names its field.
     pub fn new(cfg: ArenaConfig) -> Result<Arc<Self>> {
         check_config(&cfg)?;
         let mut extents = Vec::new();
@@ -176,7 +179,7 @@ impl fmt::Debug for Arena {
 }
 
 fn check_config(cfg: &ArenaConfig) -> Result<()> {
-    let fields = [("dram_capacity", cfg.capacity_bytes), ("extent_bytes", cfg.extent_bytes.max(1))];
+    let fields = [(cfg.field, cfg.capacity_bytes), ("extent_bytes", cfg.extent_bytes.max(1))];
     for (field, bytes) in fields {
         if !bytes.is_multiple_of(PAGE_BYTES) || usize::try_from(bytes).is_err() {
             let context = format!("{field} = {bytes}: give a multiple of {PAGE_BYTES} bytes");
@@ -186,10 +189,9 @@ fn check_config(cfg: &ArenaConfig) -> Result<()> {
     // The kernel would answer a lack of memory by killing somebody, so ask before.
     match available_memory_bytes() {
         Some(have) if cfg.populate && have < cfg.capacity_bytes => {
-            let want = cfg.capacity_bytes;
+            let (field, want) = (cfg.field, cfg.capacity_bytes);
             let context = format!(
-                "dram_capacity = {want} bytes but {have} are available: lower dram_capacity or \
-                 free memory"
+                "{field} = {want} bytes but {have} are available: lower {field} or free memory"
             );
             Err(Error::new(ErrorKind::NoSpace, OP, context))
         }
@@ -198,10 +200,10 @@ fn check_config(cfg: &ArenaConfig) -> Result<()> {
 }
 
 fn no_memory(cfg: &ArenaConfig, err: io::Error) -> Error {
-    let want = cfg.capacity_bytes;
+    let (field, want) = (cfg.field, cfg.capacity_bytes);
     let context = format!(
-        "dram_capacity = {want} bytes cannot be had: lower dram_capacity, free memory or raise the \
-         limit of the control group"
+        "{field} = {want} bytes cannot be had: lower {field}, free memory or raise the limit of \
+         the control group"
     );
     Error::new(ErrorKind::NoSpace, OP, context).with_source(err)
 }

@@ -3,15 +3,15 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tiered_kv_types::{Error, ErrorKind, Result};
 
-use crate::arena::SlotMut;
 use crate::buf::{AlignedBuf, ReadBuf};
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
 use crate::pool::{Workers, contained, panic_text};
+use crate::region::{ReadInto, Region};
 
 /// Whom an operation serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum IoOp {
         /// Where, in bytes.
         offset: u64,
         /// Filled whole; its bytes mean nothing after an error.
-        buf: SlotMut,
+        buf: ReadInto,
     },
     /// Write all of `buf` at `offset`.
     Write {
@@ -68,6 +68,52 @@ pub struct IoRequest {
     pub priority: Priority,
     /// What to do.
     pub op: IoOp,
+    /// Says whether it is still wanted when its turn comes.
+    pub cancel: Option<CancelFlag>,
+}
+
+/// Asks for requests to be dropped that the device does not have yet.
+#[derive(Clone, Debug, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    /// Nobody wants the requests any more, or somebody does again.
+    pub fn set(&self, cancelled: bool) {
+        self.0.store(cancelled, Ordering::Release);
+    }
+
+    /// Whether nobody wants the requests.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The error of a request that was dropped before the device had it.
+#[derive(Debug)]
+struct Cancelled;
+
+impl std::fmt::Display for Cancelled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the request was cancelled before the device had it")
+    }
+}
+
+impl std::error::Error for Cancelled {}
+
+/// Whether a request ended since its flag was set, without having reached the device.
+pub fn is_cancelled(err: &io::Error) -> bool {
+    err.get_ref().is_some_and(|inner| inner.is::<Cancelled>())
+}
+
+/// What became of the wish to tell the device of a region beforehand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// It knows the region: reads into it need no look at its pages.
+    Done,
+    /// This backend has nothing to register with.
+    NotNeeded,
+    /// It does not, which costs speed only; why.
+    Refused(String),
 }
 
 /// An operation that has ended; gives its buffers back.
@@ -97,6 +143,13 @@ pub trait IoEngine: Send + Sync + 'static {
 
     /// Takes operations and returns at once. Operations may be performed in any order.
     fn submit(&self, batch: Vec<IoRequest>);
+
+    /// Tells the device of a region whose slots will be read into. It is forgotten when the region
+    /// is gone.
+    fn register(&self, region: &Arc<Region>) -> Registration {
+        let _ = region;
+        Registration::NotNeeded
+    }
 
     /// Operations taken whose completion has not yet been handled.
     fn in_flight(&self) -> usize;
@@ -222,8 +275,21 @@ impl Shared {
         self.complete(IoDone { token, op, result });
     }
 
+    /// Answers a request that nobody wants any more.
+    pub(crate) fn drop_cancelled(request: IoRequest) -> std::result::Result<IoRequest, IoDone> {
+        if !request.cancel.as_ref().is_some_and(CancelFlag::is_set) {
+            return Ok(request);
+        }
+        let IoRequest { token, op, .. } = request;
+        Err(IoDone { token, op, result: Err(io::Error::other(Cancelled)) })
+    }
+
     /// Performs a request through the disk's blocking calls.
     pub(crate) fn serve(&self, request: IoRequest) {
+        let request = match Self::drop_cancelled(request) {
+            Ok(request) => request,
+            Err(done) => return self.complete(done),
+        };
         let IoRequest { token, mut op, .. } = request;
         // A disk that panics must not lose the buffers and their waiter.
         let performed = catch_unwind(AssertUnwindSafe(|| perform(&*self.disk, &mut op)));

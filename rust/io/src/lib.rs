@@ -20,6 +20,7 @@ mod memdisk;
 mod memory;
 mod pool;
 mod posix;
+mod region;
 mod socket;
 mod uring;
 
@@ -33,12 +34,16 @@ pub use clock::{
 pub use directory::open_for_append;
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
-pub use engine::{BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority};
+pub use engine::{
+    BlockingEngine, CancelFlag, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority, Registration,
+    is_cancelled,
+};
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
+pub use region::{CutSlot, ReadInto, Region, RegionMemory, RegionPart, RegionSlot};
 pub use socket::{Ready, SOCKET_NAME, SocketListener, SocketStream, Wake, is_trusted, wait_ready};
 pub use uring::{UringConfig, UringEngine, UringFeatures, probe_io_uring};
 

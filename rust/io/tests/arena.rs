@@ -12,7 +12,13 @@ const PAGE: u64 = PAGE_BYTES;
 
 fn config(pages: u64, extent_pages: u64) -> ArenaConfig {
     let (capacity_bytes, extent_bytes) = (pages * PAGE, extent_pages * PAGE);
-    ArenaConfig { capacity_bytes, extent_bytes, populate: true, huge_pages: false }
+    ArenaConfig {
+        capacity_bytes,
+        extent_bytes,
+        populate: true,
+        huge_pages: false,
+        field: "dram_capacity",
+    }
 }
 
 fn arena(pages: u64, extent_pages: u64) -> Arc<Arena> {

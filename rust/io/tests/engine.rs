@@ -78,7 +78,7 @@ fn arena(pages: u64) -> Arc<Arena> {
 }
 
 fn store(token: u64, op: IoOp) -> IoRequest {
-    IoRequest { token, priority: Priority::Store, op }
+    IoRequest { token, priority: Priority::Store, op, cancel: None }
 }
 
 fn write(token: u64, file: FileId, page: u64, byte: u8) -> IoRequest {
@@ -88,8 +88,8 @@ fn write(token: u64, file: FileId, page: u64, byte: u8) -> IoRequest {
 
 fn load(token: u64, file: FileId, page: u64, arena: &Arc<Arena>) -> IoRequest {
     let buf = arena.take(token * PAGE, PAGE).expect("a free page");
-    let op = IoOp::Read { file, offset: page * PAGE, buf };
-    IoRequest { token, priority: Priority::Load, op }
+    let op = IoOp::Read { file, offset: page * PAGE, buf: buf.into() };
+    IoRequest { token, priority: Priority::Load, op, cancel: None }
 }
 
 #[test]

@@ -16,6 +16,8 @@ use tiered_kv::BlockSource;
 /// lock.
 pub(crate) struct Held {
     buffers: Vec<PyUntypedBuffer>,
+    /// Keeps the memory of slots.
+    _region: Option<Arc<tiered_kv::Region>>,
 }
 
 /// What the buffers of a call have to be.
@@ -24,6 +26,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) block_bytes: usize,
     pub(crate) kv_dtype: &'a str,
     pub(crate) writable: bool,
+    /// Number of the store.
+    pub(crate) store: u64,
 }
 
 /// A range of a held buffer that the core reads.
@@ -85,7 +89,21 @@ impl Held {
         value: &Bound<'_, PyAny>,
         writable: bool,
     ) -> PyResult<Self> {
-        Ok(Self { buffers: vec![export(op, field, value, writable)?] })
+        Ok(Self::new(vec![export(op, field, value, writable)?]))
+    }
+
+    fn new(buffers: Vec<PyUntypedBuffer>) -> Self {
+        Self { buffers, _region: None }
+    }
+
+    /// No buffers, but a region.
+    pub(crate) fn region(region: Arc<tiered_kv::Region>) -> Self {
+        Self { buffers: Vec::new(), _region: Some(region) }
+    }
+
+    /// Address and length of the first buffer.
+    pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
+        range(&self.buffers[0])
     }
 
     /// The bytes of the first buffer.
@@ -204,7 +222,7 @@ fn parts(
         }
         // SAFETY: the offsets stay within the buffer, whose length was checked.
         let ranges = (0..keys).map(|i| (unsafe { at.add(i * block) }, block)).collect();
-        return Ok((Held { buffers: vec![buffer] }, ranges));
+        return Ok((Held::new(vec![buffer]), ranges));
     }
     if value.is_instance_of::<PyString>() {
         return Err(invalid(py, op, "`buffers` is text: pass bytes"));
@@ -212,7 +230,7 @@ fn parts(
     let items = value.try_iter().map_err(|_| {
         invalid(py, op, "`buffers` is neither a buffer nor a sequence of buffers: pass one a key")
     })?;
-    let mut held = Held { buffers: Vec::with_capacity(keys) };
+    let mut held = Held::new(Vec::with_capacity(keys));
     let mut ranges = Vec::with_capacity(keys);
     for (index, item) in items.enumerate() {
         let field = format!("buffers[{index}]");

@@ -36,6 +36,8 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     all.set_item("loading_bytes", stats.loading_bytes)?;
     all.set_item("holds", stats.holds)?;
     all.set_item("held_bytes", stats.held_bytes)?;
+    all.set_item("staging_bytes", stats.staging_bytes)?;
+    all.set_item("staging_used_bytes", stats.staging_used_bytes)?;
     all.set_item("orphans", stats.orphans)?;
     all.set_item("blocks", stats.blocks)?;
     all.set_item("calls", stats.calls)?;
@@ -54,6 +56,9 @@ pub(crate) fn health<'py>(py: Python<'py>, health: &Health) -> PyResult<Bound<'p
     all.set_item("drives", drives?)?;
     all.set_item("store_id", &health.store_id)?;
     all.set_item("huge_bytes", health.huge_bytes)?;
+    all.set_item("regions", health.regions)?;
+    all.set_item("regions_plain", health.regions_plain)?;
+    all.set_item("region_reason", &health.region_reason)?;
     all.set_item("attach", attachable(py, &health.attach)?)?;
     Ok(all)
 }

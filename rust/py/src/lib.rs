@@ -22,6 +22,7 @@ mod leases;
 mod namespace;
 mod probe;
 mod queue;
+mod region;
 mod reports;
 mod request;
 mod reserve;
@@ -52,6 +53,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;
     m.add_class::<namespace::Namespace>()?;
+    m.add_class::<region::Region>()?;
+    m.add_class::<region::Slots>()?;
     m.add_class::<reports::CloseReport>()?;
     m.add_class::<reports::DeleteReport>()?;
     m.add_class::<reports::FlushReport>()?;

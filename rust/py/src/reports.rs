@@ -81,6 +81,7 @@ pub(crate) fn status_name(status: PutStatus) -> &'static str {
         PutStatus::Exists => "exists",
         PutStatus::Throttled => "throttled",
         PutStatus::Ended => "ended",
+        PutStatus::Failed => "failed",
     }
 }
 

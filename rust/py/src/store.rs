@@ -1,12 +1,13 @@
 //! The store's calls.
 
 use crate::args::{self, PyPutOptions};
-use crate::buffers::{self, Wanted};
+use crate::buffers::Wanted;
 use crate::channel::{Channel, submit};
 use crate::completion::{About, Done};
 use crate::errors::{OrRaise, invalid};
 use crate::hold::{self, Hold};
 use crate::namespace::{Namespace, SpecArgs};
+use crate::region::{self, Region, Target};
 use crate::reports::{CloseReport, Lookup, PutReport};
 use crate::request::{ContextArgs, Request};
 use crate::reserve::Reservation;
@@ -101,7 +102,8 @@ impl Store {
     ) -> PyResult<GetOptions> {
         self.check_request(py, op, req)?;
         let hold = Hold::id_in(py, op, hold, self.shared.number)?;
-        Ok(GetOptions { timeout: args::timeout(op, timeout)?, hold, in_request: req.is_some() })
+        let (timeout, in_request) = (args::timeout(op, timeout)?, req.is_some());
+        Ok(GetOptions { timeout, hold, in_request, ..GetOptions::default() })
     }
 
     fn check_request(
@@ -232,7 +234,9 @@ impl Store {
         })
     }
 
-    #[pyo3(signature = (ns, keys, buffers, timeout=None, req=None, hold=None, channel=None))]
+    #[pyo3(signature = (
+        ns, keys, buffers, timeout=None, req=None, hold=None, channel=None, on_stall="wait"
+    ))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get_into(
         &self,
@@ -244,20 +248,17 @@ impl Store {
         req: Option<&Request>,
         hold: Option<&Hold>,
         channel: Option<&Channel>,
+        on_stall: &str,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
         let options = self.get_options(py, "get_into", timeout, req, hold)?;
         let keys = args::keys("get_into", keys)?;
-        let wanted = wanted("get_into", ns, true);
-        let (parts, held) = buffers::write_parts(buffers, keys.len(), &wanted)?;
+        let on_stall = region::on_stall(py, "get_into", on_stall)?;
+        let options = GetOptions { on_stall, ..options };
+        let target = Target::new(buffers, keys.len(), &wanted("get_into", ns, true))?;
         submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
-            let done = |report: tiered_kv::IntoReport<_>| {
-                let tiered_kv::IntoReport { items, buffers } = report;
-                // The parts go first, so that `held` is the last owner of the exports.
-                drop(buffers);
-                sink.complete(Done::Into(items, held));
-            };
-            self.shared.store.get_into_with(&ns.inner, &keys, parts, &options, done).map(Some)
+            let done = |items, held| sink.complete(Done::Into(items, held));
+            target.fill(&self.shared.store, &ns.inner, &keys, &options, done).map(Some)
         })
     }
 
@@ -274,12 +275,24 @@ impl Store {
         self.check_ns(py, "put", ns)?;
         let options = options.of(py, "put", self.shared.number)?;
         let keys = args::keys("put", keys)?;
-        let source = buffers::read_parts(buffers, keys.len(), &wanted("put", ns, false))?;
-        let held = source.held();
+        let (source, held) = region::source(buffers, keys.len(), &wanted("put", ns, false))?;
         submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
             let done = |report| sink.complete(Done::Put(report, held));
             self.shared.store.put_with(&ns.inner, &keys, source, options, done).map(Some)
         })
+    }
+
+    /// Registers memory of the caller's, cut into slots.
+    #[pyo3(signature = (memory, slot_bytes, stride=None))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        slot_bytes: &Bound<'_, PyAny>,
+        stride: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Region> {
+        self.check_open(py, "register")?;
+        Region::register(py, &self.shared, memory, slot_bytes, stride)
     }
 
     #[pyo3(signature = (timeout=None, channel=None))]
@@ -401,5 +414,5 @@ impl Store {
 }
 
 pub(crate) fn wanted<'a>(op: &'static str, ns: &'a Namespace, writable: bool) -> Wanted<'a> {
-    Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable }
+    Wanted { op, block_bytes: ns.block_len(), kv_dtype: &ns.kv_dtype, writable, store: ns.store }
 }

@@ -54,6 +54,18 @@ impl Lookup {
     }
 }
 
+/// What a `get_into` of a region's slots does when a device stalls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStall {
+    /// The drive writes into the slots. The call ends, by its deadline or a cancellation too, only
+    /// when it no longer does.
+    #[default]
+    Wait,
+    /// Blocks are read into the store's own memory and copied last: the call keeps its deadline,
+    /// and nobody writes into the slots after it has ended.
+    Bounce,
+}
+
 /// Options of a get.
 #[derive(Clone, Debug, Default)]
 pub struct GetOptions {
@@ -61,8 +73,10 @@ pub struct GetOptions {
     pub timeout: Option<Duration>,
     /// A hold of these blocks, which ends with the get.
     pub hold: Option<HoldId>,
-    /// The get belongs to an open [`Request`], which counts its accesses.
+    /// The get belongs to an open [`crate::Request`], which counts its accesses.
     pub in_request: bool,
+    /// Of a `get_into` of a region's slots; other buffers are always filled by a copy.
+    pub on_stall: OnStall,
 }
 
 /// What can be said of a drive.
@@ -129,6 +143,12 @@ pub struct Health {
     pub store_id: String,
     /// Bytes of memory on huge pages.
     pub huge_bytes: u64,
+    /// Regions that are registered with the store.
+    pub regions: usize,
+    /// Of these, how many the kernel does not know beforehand, which costs speed only.
+    pub regions_plain: usize,
+    /// Why the last of them is not known to the kernel; empty where all are.
+    pub region_reason: String,
     /// Whether other processes can attach, and how many are.
     pub attach: Attachable,
 }

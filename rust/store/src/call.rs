@@ -55,7 +55,7 @@ impl<B: AsRef<[u8]> + Send + Sync + 'static> BlockSource for Contiguous<B> {
 }
 
 /// A caller's buffer that the core fills, owned by the core until the call has ended.
-pub(crate) trait WriteBuf: Send + 'static {
+pub(crate) trait WriteBuf: Any + Send + 'static {
     fn as_mut_slice(&mut self) -> &mut [u8];
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }

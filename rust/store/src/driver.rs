@@ -6,7 +6,7 @@
 use crate::call::{BlockSource, Call, WriteBuf};
 use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
-use crate::io::IoBridge;
+use crate::io::{IoBridge, LoadInto};
 use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
 use crate::owner::Calls;
 use crate::resident::{Filling, LeaseBudget, Resident};
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tiered_kv_io::{Clock, Nanos, Origin, Running, WorkerPool};
+use tiered_kv_io::{Clock, Nanos, Origin, RegionSlot, Running, WorkerPool};
 use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
@@ -99,6 +99,7 @@ pub(crate) struct Core {
 struct Work {
     copies: Vec<Copy>,
     io: BTreeMap<DriveId, Vec<Command>>,
+    direct: BTreeMap<DriveId, Vec<LoadInto>>,
     done: Vec<(Call, Outcome)>,
 }
 
@@ -233,6 +234,9 @@ impl Core {
         for (drive, commands) in work.io {
             self.io[usize::from(drive)].submit(self, commands);
         }
+        for (drive, loads) in work.direct {
+            self.io[usize::from(drive)].load_into(self, loads);
+        }
         self.copy(work.copies);
         for (Call { reply, source, buffers, in_flight }, outcome) in work.done {
             let _calling = InCaller::enter();
@@ -260,6 +264,15 @@ impl Core {
                 core.copied(job.into_iter().map(Copy::run).collect());
             }));
         }
+    }
+
+    /// Brings a slot back that nobody else touches any more, and what became of it.
+    pub(crate) fn slot_back(self: &Arc<Self>, slot: RegionSlot, event: Event) {
+        let Event::LoadedInto { op, item, .. } = &event else {
+            unreachable!("slots come back from direct reads")
+        };
+        let buffers = vec![(*op, *item, Box::new(slot) as Box<dyn WriteBuf>)];
+        self.copied(Copied { events: vec![event], buffers });
     }
 
     fn copied(self: &Arc<Self>, copied: Copied) {
@@ -347,6 +360,14 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
             let call = state.calls.get_mut(&op).expect("a call is kept until it completes");
             let buffer = call.buffers[item].take().expect("each buffer is filled once");
             work.copies.push(Copy::Out { op, item, from, buffer });
+        }
+        Command::LoadInto { op, item, block, drive, reads, cancel } => {
+            let call = state.calls.get_mut(&op).expect("a call is kept until it completes");
+            let buffer = call.buffers[item].take().expect("each buffer is filled once");
+            let slot = buffer.into_any().downcast::<RegionSlot>();
+            let slot = *slot.expect("only slots of a region are read into");
+            let load = LoadInto { op, item, block, reads, cancel, slot };
+            work.direct.entry(drive).or_default().push(load);
         }
         Command::Complete { op, outcome } => {
             let call = state.calls.remove(&op).expect("a call completes once");

@@ -62,8 +62,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn residency(&self) -> Residency {
-        if self.resident.is_some() {
+    /// `staging`: what is in memory only passes through, and counts for nothing.
+    fn residency(&self, staging: bool) -> Residency {
+        if staging && self.on_nvme {
+            Residency::In(Tier::Nvme)
+        } else if staging && self.resident.is_some() {
+            Residency::Writing
+        } else if self.resident.is_some() {
             Residency::In(Tier::Dram)
         } else if self.loading {
             Residency::Loading
@@ -88,13 +93,15 @@ const SHARDS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct ReadIndex {
     shards: Vec<Shard>,
+    /// There is no T1.
+    staging: bool,
 }
 
 impl ReadIndex {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, staging: bool) -> Self {
         let hasher = KeyHasher::with_seed(seed);
-        let shard = || RwLock::new(HashMap::with_hasher(hasher.clone()));
-        Self { shards: (0..SHARDS).map(|_| shard()).collect() }
+        let shard = |_| RwLock::new(HashMap::with_hasher(hasher.clone()));
+        Self { shards: (0..SHARDS).map(shard).collect(), staging }
     }
 
     /// Makes room for so many more keys.
@@ -114,7 +121,7 @@ impl ReadIndex {
     /// What a caller may know of `key`.
     pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
         match self.shard(key).read().get(key) {
-            Some(entry) => (entry.residency(), entry.info),
+            Some(entry) => (entry.residency(self.staging), entry.info),
             None => (Residency::Absent, BlockInfo::default()),
         }
     }
@@ -130,7 +137,7 @@ impl ReadIndex {
         key: &FullKey,
     ) -> std::result::Result<Arc<Resident>, Residency> {
         match self.shard(key).read().get(key) {
-            Some(entry) => entry.resident.clone().ok_or_else(|| entry.residency()),
+            Some(entry) => entry.resident.clone().ok_or_else(|| entry.residency(self.staging)),
             None => Err(Residency::Absent),
         }
     }

@@ -87,6 +87,7 @@ impl Owner {
     pub(crate) fn health(&self) -> Health {
         let disk = self.drives.first().map(|d| &d.disk);
         let paused = self.core.with_machine(|m| m.drives_paused());
+        let regions = self.regions.report();
         Health {
             open: !self.core.is_closed(),
             backend: self.core.io.first().map_or("none", |io| io.backend()).to_owned(),
@@ -97,6 +98,9 @@ impl Owner {
             drives: self.drives_health(&paused),
             store_id: self.store_id(),
             huge_bytes: self.arena.report().huge_bytes,
+            regions: regions.count,
+            regions_plain: regions.plain,
+            region_reason: regions.reason,
             attach: self.attachable(),
         }
     }

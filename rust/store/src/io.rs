@@ -1,7 +1,8 @@
 //! Commands to the drive: turned into requests of the I/O engine, and their results into events.
 
+use crate::direct::DirectRead;
 use crate::driver::Core;
-use crate::machine::{BlockId, Command, DriveId, Event, HeaderWrite, LoadFault, SlabRead};
+use crate::machine::{BlockId, Command, DriveId, Event, HeaderWrite, LoadFault, OpId, SlabRead};
 use crate::resident::{Filled, Filling, Resident, SlabWrite};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -9,7 +10,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use tiered_kv_io::{
-    AlignedBuf, FileId, IoDone, IoEngine, IoOp, IoRequest, Priority, ReadBuf, SlotMut,
+    AlignedBuf, CancelFlag, FileId, IoDone, IoEngine, IoOp, IoRequest, Priority, ReadBuf, ReadInto,
+    Region, RegionSlot, Registration, SlotMut, is_cancelled,
 };
 use tiered_kv_types::tombstone::JOURNAL_PAGE_BYTES;
 
@@ -35,6 +37,12 @@ enum Task {
         filling: Filling,
         slots: Vec<Option<SlotMut>>,
         crcs: Vec<u32>,
+    },
+    LoadInto {
+        op: OpId,
+        item: usize,
+        block: BlockId,
+        read: DirectRead,
     },
     Slabs {
         group: u64,
@@ -75,6 +83,16 @@ struct Requests {
     next: u64,
 }
 
+/// A direct read to be begun, with the caller's slot.
+pub(crate) struct LoadInto {
+    pub(crate) op: OpId,
+    pub(crate) item: usize,
+    pub(crate) block: BlockId,
+    pub(crate) reads: SmallVec<[SlabRead; 1]>,
+    pub(crate) cancel: CancelFlag,
+    pub(crate) slot: RegionSlot,
+}
+
 /// Between the driver and the engine of one drive.
 pub(crate) struct IoBridge {
     engine: OnceLock<Box<dyn IoEngine>>,
@@ -107,6 +125,11 @@ impl IoBridge {
         self.engine.get().map_or_else(String::new, |engine| engine.describe())
     }
 
+    /// Tells the drive's backend of a region.
+    pub(crate) fn register(&self, region: &Arc<Region>) -> Registration {
+        self.engine.get().map_or(Registration::NotNeeded, |engine| engine.register(region))
+    }
+
     pub(crate) fn close(&self) {
         if let Some(engine) = self.engine.get() {
             engine.close();
@@ -119,6 +142,30 @@ impl IoBridge {
         requests.next += 1;
         requests.tasks.insert(token, Tracked { task, left, fault: None });
         token << PART_BITS
+    }
+
+    /// Begins direct reads.
+    pub(crate) fn load_into(&self, core: &Arc<Core>, loads: Vec<LoadInto>) {
+        let mut batch = Vec::new();
+        for LoadInto { op, item, block, reads, cancel, slot } in loads {
+            let (read, pieces) = match DirectRead::new(slot, &reads) {
+                Ok(cut) => cut,
+                Err(slot) => {
+                    let result = Err(LoadFault::NoMemory);
+                    core.slot_back(slot, Event::LoadedInto { op, item, block, result });
+                    continue;
+                }
+            };
+            let token = self.track(Task::LoadInto { op, item, block, read }, pieces.len());
+            for (part, piece) in pieces.into_iter().enumerate() {
+                let op = IoOp::Read { file: piece.file, offset: piece.offset, buf: piece.into };
+                let (token, cancel) = (token | part as u64, Some(cancel.clone()));
+                batch.push(IoRequest { token, priority: Priority::Load, op, cancel });
+            }
+        }
+        if !batch.is_empty() {
+            self.engine.get().expect("set at open").submit(batch);
+        }
     }
 
     pub(crate) fn submit(&self, core: &Arc<Core>, commands: Vec<Command>) {
@@ -138,7 +185,9 @@ impl IoBridge {
     fn request(&self, command: Command, batch: &mut Vec<IoRequest>, events: &mut Vec<Event>) {
         let drive = self.drive;
         match command {
-            Command::Load { block, reads, into, .. } => self.load(block, reads, into, batch),
+            Command::Load { block, reads, into, cancel, .. } => {
+                self.load(block, reads, into, &cancel, batch);
+            }
             Command::WriteSlabs { group, block, from, to, .. } => {
                 self.write_slabs(group, block, &from, to, batch);
             }
@@ -173,9 +222,10 @@ impl IoBridge {
                     Err(_) => events.push(Event::JournalWritten { drive, zero, ok: false }),
                 }
             }
-            Command::CopyIn { .. } | Command::CopyOut { .. } | Command::Complete { .. } => {
-                unreachable!("the driver keeps these")
-            }
+            Command::CopyIn { .. }
+            | Command::CopyOut { .. }
+            | Command::LoadInto { .. }
+            | Command::Complete { .. } => unreachable!("the driver keeps these"),
         }
     }
 
@@ -184,6 +234,7 @@ impl IoBridge {
         block: BlockId,
         reads: SmallVec<[SlabRead; 1]>,
         mut filling: Filling,
+        cancel: &CancelFlag,
         batch: &mut Vec<IoRequest>,
     ) {
         let slots = filling.take_slots();
@@ -193,9 +244,9 @@ impl IoBridge {
         let task = Task::Load { block, filling, slots: empty, crcs };
         let token = self.track(task, parts);
         for (part, (read, buf)) in reads.into_iter().zip(slots).enumerate() {
-            let op = IoOp::Read { file: read.file, offset: read.offset, buf };
-            let token = token | part as u64;
-            batch.push(IoRequest { token, priority: Priority::Load, op });
+            let op = IoOp::Read { file: read.file, offset: read.offset, buf: buf.into() };
+            let (token, cancel) = (token | part as u64, Some(cancel.clone()));
+            batch.push(IoRequest { token, priority: Priority::Load, op, cancel });
         }
     }
 
@@ -268,12 +319,17 @@ impl IoBridge {
         let part = (done.token & ((1 << PART_BITS) - 1)) as usize;
         let Some(tracked) = requests.tasks.get_mut(&token) else { return };
         tracked.left -= 1;
-        if let Err(err) = done.result {
-            tracked.fault.get_or_insert(err);
+        if let Err(err) = done.result
+            && tracked.fault.as_ref().is_none_or(is_cancelled)
+        {
+            tracked.fault = Some(err);
         }
         let mut created = None;
         match (&mut tracked.task, done.op) {
-            (Task::Load { slots, .. }, IoOp::Read { buf, .. }) => slots[part] = Some(buf),
+            (Task::Load { slots, .. }, IoOp::Read { buf: ReadInto::Slot(buf), .. }) => {
+                slots[part] = Some(buf);
+            }
+            (Task::LoadInto { read, .. }, IoOp::Read { buf, .. }) => read.ended(part, buf),
             (Task::Create { .. }, IoOp::Create { file, .. }) => created = file,
             _ => {}
         }
@@ -282,8 +338,16 @@ impl IoBridge {
         }
         let Some(Tracked { task, fault, .. }) = requests.tasks.remove(&token) else { return };
         drop(requests);
+        let core = core.upgrade();
+        if let Task::LoadInto { op, item, block, read } = task {
+            let (slot, result) = read.finish(fault.map_or(Ok(()), |err| Err(load_fault(&err))));
+            if let Some(core) = core {
+                core.slot_back(slot, Event::LoadedInto { op, item, block, result });
+            }
+            return;
+        }
         if let Some(event) = self.finish(task, fault, created)
-            && let Some(core) = core.upgrade()
+            && let Some(core) = core
         {
             core.drive([event]);
         }
@@ -296,23 +360,24 @@ impl IoBridge {
         created: Option<FileId>,
     ) -> Option<Event> {
         let (drive, ok) = (self.drive, fault.is_none());
-        if let Some(err) = &fault {
+        if let Some(err) = fault.as_ref().filter(|err| !is_cancelled(err)) {
             tracing::warn!(%err, "the drive failed an operation");
         }
         Some(match task {
             Task::Load { block, filling, slots, crcs } => {
                 let result = match fault {
-                    Some(_) => {
+                    Some(err) => {
                         // The pages first, then their numbers: a number given back is taken at
                         // once.
                         drop(slots);
                         drop(filling);
-                        Err(LoadFault::Io)
+                        Err(load_fault(&err))
                     }
                     None => verify(filling, slots, &crcs).ok_or(LoadFault::Corrupt),
                 };
                 Event::LoadDone { block, result }
             }
+            Task::LoadInto { .. } => unreachable!("it gives its slot back by itself"),
             Task::Slabs { group, block } => Event::SlabsWritten { group, block, ok },
             Task::Headers { group } => Event::HeadersWritten { group, drive, ok },
             Task::Sync { group } => Event::Synced { group, drive, ok },
@@ -340,6 +405,11 @@ impl IoBridge {
     }
 }
 
+/// What the failure of a read means for its block.
+fn load_fault(err: &io::Error) -> LoadFault {
+    if is_cancelled(err) { LoadFault::Cancelled } else { LoadFault::Io }
+}
+
 /// A copy of whole pages at an aligned address.
 fn aligned(bytes: &[u8]) -> tiered_kv_types::Result<AlignedBuf> {
     let mut buf = AlignedBuf::new(bytes.len())?;
@@ -348,7 +418,7 @@ fn aligned(bytes: &[u8]) -> tiered_kv_types::Result<AlignedBuf> {
 }
 
 fn store(token: u64, op: IoOp) -> IoRequest {
-    IoRequest { token, priority: Priority::Store, op }
+    IoRequest { token, priority: Priority::Store, op, cancel: None }
 }
 
 /// Puts the slots back and checks every slab against the checksum that it was stored with.

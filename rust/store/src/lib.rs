@@ -20,6 +20,7 @@ mod answers;
 mod attach;
 mod call;
 mod delete;
+mod direct;
 mod directory;
 mod driver;
 mod event_file;
@@ -32,6 +33,7 @@ mod machine;
 mod namespace;
 mod open;
 mod owner;
+mod region;
 mod registry;
 mod request;
 mod reserve;
@@ -43,7 +45,7 @@ mod stats;
 mod store;
 
 pub use answers::{
-    Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode,
+    Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
 pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
@@ -61,8 +63,9 @@ pub use seams::{OpenDisk, Seams};
 pub use stats::{Stats, TierStats};
 pub use store::Store;
 pub use tiered_kv_io as io_seams;
+pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
 pub use tiered_kv_types::{
-    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, KEY_BYTES,
-    KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry, StoreConfig,
-    Tier, key,
+    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, IoBackend,
+    KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry,
+    StoreConfig, Tier, key,
 };

@@ -2,10 +2,11 @@
 
 use crate::index::FullKey;
 use crate::machine::PutItem;
+use crate::store::Store;
 use std::time::Duration;
 use tiered_kv_types::{
-    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, KvLayout, NamespaceId, Result,
-    key,
+    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, KvLayout, NamespaceId,
+    NamespaceSpec, Result, Tier, key,
 };
 
 /// A namespace opened in a store.
@@ -155,5 +156,41 @@ impl Namespace {
             }
         }
         Ok(items)
+    }
+}
+
+impl Store {
+    /// Opens a namespace: a cheap handle that calls name.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a field that is empty or too long, or a block that fits no slot;
+    /// `Closed`.
+    pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace> {
+        self.check_open("namespace")?;
+        let id = spec.id()?;
+        let opened = self.core.with_machine(|m| m.open_namespace(id, &spec.layout));
+        let number = opened.map_err(|(tier, bytes)| {
+            if tier == Tier::Dram && self.owner.config.has_no_dram() {
+                return Error::new(
+                    ErrorKind::InvalidArgument,
+                    "namespace",
+                    format!(
+                        "`layout`: a block does not fit in the staging memory: set \
+                         `staging_capacity` to {bytes} bytes or more"
+                    ),
+                );
+            }
+            let field = if tier == Tier::Dram { "dram_capacity" } else { "segment_bytes" };
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "namespace",
+                format!(
+                    "`layout`: a slab of {bytes} bytes does not fit in a segment of tier {}: raise \
+                     `{field}`, or use fewer tokens a block",
+                    tier.name()
+                ),
+            )
+        })?;
+        Ok(Namespace { number, core: self.core.number, id, layout: spec.layout.clone() })
     }
 }

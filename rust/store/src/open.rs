@@ -50,12 +50,13 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
     let (drives, lost) = open_drives(config, seams)?;
     let dram = config.dram_capacity.unwrap_or_else(default_dram);
-    let memory = memory_geometry(dram);
+    let staging = config.has_no_dram();
+    let memory = memory_geometry(if staging { config.staging_capacity } else { dram });
     let populate = Instant::now();
     let arena = open_arena(&memory, config)?;
     let populate_s = populate.elapsed().as_secs_f64();
     let hasher = KeyHasher::with_seed(seams.entropy.next_u64());
-    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64()));
+    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64(), staging));
     let capacity = arena.capacity_bytes();
     let part = |fraction: f64| (capacity as f64 * fraction) as u64;
     let drive_bytes: u64 = drives.iter().map(Drive::slot_bytes).sum();
@@ -73,6 +74,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         policy: Box::new(Lru::new()),
         limits,
         memory,
+        staging,
         drives: drives.iter().map(Drive::parts).collect(),
         journal_pages: drives.iter().map(|d| d.journal_pages).min().unwrap_or(0),
         hasher: hasher.clone(),
@@ -120,6 +122,7 @@ fn open_arena(memory: &Geometry, config: &StoreConfig) -> Result<Arc<Arena>> {
     let mut arena = ArenaConfig::new(capacity);
     arena.extent_bytes = extent;
     arena.huge_pages = config.huge_pages;
+    arena.field = if config.has_no_dram() { "staging_capacity" } else { "dram_capacity" };
     Arena::new(arena)
 }
 

@@ -7,6 +7,7 @@ use crate::directory::Drive;
 use crate::driver::Core;
 use crate::machine::{Event, Outcome};
 use crate::open::{OpenTimes, Opened};
+use crate::region::Regions;
 use crate::registry;
 use crate::seams::Seams;
 use parking_lot::{Condvar, Mutex};
@@ -24,6 +25,7 @@ pub(crate) struct Owner {
     pub(crate) lost: Vec<(PathBuf, Error)>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
+    pub(crate) regions: Regions,
     /// The configuration of the handle that opened it.
     pub(crate) config: StoreConfig,
     /// Who listens for other processes, or why nobody does.
@@ -55,7 +57,17 @@ impl Owner {
     fn make(config: &StoreConfig, seams: &Seams, claim: Option<u64>) -> Result<Arc<Self>> {
         let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
         let (config, attach) = (config.clone(), OnceLock::new());
-        let owner = Arc::new(Self { core, drives, lost, arena, times, config, attach, claim });
+        let owner = Arc::new(Self {
+            core,
+            drives,
+            lost,
+            arena,
+            times,
+            regions: Regions::default(),
+            config,
+            attach,
+            claim,
+        });
         let listening = match owner.drives.first() {
             Some(drive) if claim.is_some() => Listening::begin(&owner, &drive.path, seams),
             Some(_) => Err("the store's files are not in a directory".to_owned()),

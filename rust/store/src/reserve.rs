@@ -60,7 +60,7 @@ impl Store {
     /// Reserves slots in memory for blocks that the caller fills in place.
     ///
     /// # Errors
-    /// `InvalidArgument` for wrong options; `Closed`.
+    /// `InvalidArgument` for wrong options; `Unsupported` without T1; `Closed`.
     pub fn reserve(
         &self,
         ns: &Namespace,
@@ -68,6 +68,7 @@ impl Store {
         options: &PutOptions,
     ) -> Result<Reservation> {
         self.check_ns("reserve", ns)?;
+        self.check_dram("reserve", "reservations")?;
         let items = self.put_items(ns, keys, options)?;
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| {

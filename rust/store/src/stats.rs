@@ -58,10 +58,17 @@ counters! {
     load_faults,
     corrupt_dram,
     corrupt_nvme,
+    /// Blocks read into a caller's registered memory.
+    direct_reads,
+    direct_bytes,
+    /// Reads that nobody wanted any more before the device had them.
+    loads_cancelled,
     /// Copies on the drive taken out of use.
     quarantined,
     /// Loads begun ahead of a request.
     prefetched,
+    /// Keys of prefetches that had nowhere to go, without T1.
+    prefetch_ignored,
     /// Holds that ended by time.
     holds_expired,
     /// Blocks that callers deleted.
@@ -162,7 +169,7 @@ pub struct TierStats {
 /// A snapshot of counters and gauges.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
-    /// T1.
+    /// T1; all zero where it has no capacity.
     pub dram: TierStats,
     /// T3.
     pub nvme: TierStats,
@@ -187,6 +194,10 @@ pub struct Stats {
     pub blocks: u64,
     /// Calls in progress.
     pub calls: u64,
+    /// Without T1: bytes that the memory for passing through has.
+    pub staging_bytes: u64,
+    /// Bytes of it in use.
+    pub staging_used_bytes: u64,
     /// Holds in force, and the bytes that they keep.
     pub holds: u64,
     /// Bytes that holds keep.

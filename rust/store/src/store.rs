@@ -1,24 +1,23 @@
 //! The request path, top down: open, look up, get, put, flush, close.
 
-use crate::answers::{GetOptions, Leases, Lookup, LookupMode};
+use crate::answers::{GetOptions, Leases, Lookup, LookupMode, OnStall};
 use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
 use crate::driver::{Core, in_caller};
 use crate::index::{FullKey, Residency};
-use crate::machine::{Event, FlushReport, OpId, Outcome, PutItem};
+use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
 use crate::owner::{Handle, Owner};
 use crate::request::{Request, RequestContext};
 use crate::resident::{Lease, Resident};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
+use std::any::TypeId;
 use std::sync::Arc;
 use std::time::Duration;
-use tiered_kv_io::Nanos;
-use tiered_kv_types::{
-    BlockKey, Error, ErrorKind, MissReason, NamespaceSpec, Result, StoreConfig, Tier,
-};
+use tiered_kv_io::{Nanos, RegionSlot};
+use tiered_kv_types::{BlockKey, Error, ErrorKind, MissReason, Result, StoreConfig, Tier};
 
 /// A store of KV blocks over memory and NVMe: a handle on a core.
 ///
@@ -69,30 +68,6 @@ impl Store {
         op
     }
 
-    /// Opens a namespace: a cheap handle that calls name.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a field that is empty or too long, or a block that fits no slot;
-    /// `Closed`.
-    pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace> {
-        self.check_open("namespace")?;
-        let id = spec.id()?;
-        let opened = self.core.with_machine(|m| m.open_namespace(id, &spec.layout));
-        let number = opened.map_err(|(tier, bytes)| {
-            let field = if tier == Tier::Dram { "dram_capacity" } else { "segment_bytes" };
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "namespace",
-                format!(
-                    "`layout`: a slab of {bytes} bytes does not fit in a segment of tier {}: raise \
-                     `{field}`, or use fewer tokens a block",
-                    tier.name()
-                ),
-            )
-        })?;
-        Ok(Namespace { number, core: self.core.number, id, layout: spec.layout.clone() })
-    }
-
     /// Says where keys are. Takes no lock across keys, waits for nothing, and has no effect on what
     /// is evicted: engines repeat it every step. For a closed store, and in a forked child, every
     /// key is absent.
@@ -113,7 +88,7 @@ impl Store {
     /// error.
     ///
     /// # Errors
-    /// `Closed`.
+    /// `Unsupported` where `dram_capacity` is 0; `Closed`.
     pub fn get(
         &self,
         ns: &Namespace,
@@ -160,14 +135,14 @@ impl Store {
             done(leases);
         });
         let call = Call::plain(reply);
-        Ok(Some(self.begin_get(ns, keys, options, call, false)))
+        Ok(Some(self.begin_get(ns, keys, options, call, GetTarget::Leases)))
     }
 
     /// The whole answer of a [`Store::get`] for which nothing has to be waited; `None`, and nothing
     /// is counted, where something has.
     ///
     /// # Errors
-    /// `Closed`.
+    /// As [`Store::get`].
     pub fn get_now(
         &self,
         ns: &Namespace,
@@ -175,6 +150,7 @@ impl Store {
         options: &GetOptions,
     ) -> Result<Option<Leases>> {
         self.check_ns("get", ns)?;
+        self.check_dram("get", "leases")?;
         let found = self.get_resident(ns, keys, options);
         if found.is_some() {
             FastCounters::add(&self.core.fast.requested, keys.len() as u64);
@@ -191,12 +167,12 @@ impl Store {
         keys: &[BlockKey],
         options: &GetOptions,
         call: Call,
-        into: bool,
+        target: GetTarget,
     ) -> OpId {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
         let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
         let hold = options.hold;
-        self.begin(call, |op| Event::Get { op, ns, keys, deadline, into, count, hold })
+        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, count, hold })
     }
 
     /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
@@ -247,8 +223,11 @@ impl Store {
         Some(leases)
     }
 
-    /// Copies blocks into the caller's buffers, verified on the way. The buffers come back when the
-    /// core no longer touches them, whatever happened.
+    /// Brings blocks into the caller's buffers, verified. The buffers come back when neither the
+    /// core nor the kernel touches them, whatever happened.
+    ///
+    /// Slots of a [`tiered_kv_io::Region`] are read into from a drive without a copy, as
+    /// [`GetOptions::on_stall`] says; other buffers are filled by a copy.
     ///
     /// # Errors
     /// `InvalidArgument` for a wrong number or length of buffers; `Closed`.
@@ -282,6 +261,7 @@ impl Store {
             ns.check_len("get_into", index, buffer.as_mut().len())?;
         }
         FastCounters::add(&self.core.fast.requested, keys.len() as u64);
+        let slot = TypeId::of::<RegionSlot>();
         let buffers: WriteBufs =
             buffers.into_iter().map(|b| Some(Box::new(b) as Box<dyn WriteBuf>)).collect();
         let reply: Reply = Box::new(move |outcome, buffers| {
@@ -293,12 +273,15 @@ impl Store {
             done(IntoReport { items, buffers: buffers.into_iter().map(back).collect() });
         });
         let call = Call { buffers, ..Call::plain(reply) };
-        Ok(self.begin_get(ns, keys, options, call, true))
+        let direct = options.on_stall == OnStall::Wait && TypeId::of::<B>() == slot;
+        let target = if direct { GetTarget::Slots } else { GetTarget::Buffers };
+        Ok(self.begin_get(ns, keys, options, call, target))
     }
 
     /// Stores blocks. They become visible together, when all of them are complete; a block whose
     /// key is stored already is a counted no-op. Resolves when the bytes are captured: what is
-    /// durable, `flush` says.
+    /// durable, `flush` says. Where `dram_capacity` is 0 it resolves when the blocks are durable,
+    /// and one that could not be written is [`crate::PutStatus::Failed`].
     ///
     /// # Errors
     /// `InvalidArgument` for a wrong number or length of blocks or options; `Closed`.
@@ -428,6 +411,17 @@ impl Store {
             return Ok(());
         };
         Err(Error::new(ErrorKind::Closed, op, remedy))
+    }
+
+    /// Checks that there is a T1, for calls that cannot do without.
+    pub(crate) fn check_dram(&self, op: &'static str, what: &str) -> Result<()> {
+        if !self.owner.config.has_no_dram() {
+            return Ok(());
+        }
+        let remedy = format!(
+            "`dram_capacity` is 0 and {what} live in T1: use get_into and put, or give it bytes"
+        );
+        Err(Error::new(ErrorKind::Unsupported, op, remedy))
     }
 
     /// Checks that the store takes calls, and that the namespace was opened in it.

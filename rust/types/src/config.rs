@@ -44,9 +44,14 @@ pub enum IoBackend {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
-    /// Bytes of T1, host memory. Absent: min(25 % of the cgroup's limit, 4 GiB).
+    /// Bytes of T1, host memory. Absent: min(25 % of the cgroup's limit, 4 GiB). 0: none; blocks
+    /// are read from T3 into the caller's memory, and `get` and `reserve` are refused.
     #[serde(deserialize_with = "de_size_opt")]
     pub dram_capacity: Option<u64>,
+    /// Where T1 is 0: bytes through which blocks are written, and read into memory that is not
+    /// registered.
+    #[serde(deserialize_with = "de_size")]
+    pub staging_capacity: u64,
     /// Directory of each drive of T3. Empty: no T3.
     #[serde(deserialize_with = "de_paths")]
     pub nvme_paths: Vec<PathBuf>,
@@ -96,6 +101,7 @@ impl Default for StoreConfig {
     fn default() -> Self {
         Self {
             dram_capacity: None,
+            staging_capacity: 64 << 20,
             nvme_paths: Vec::new(),
             nvme_capacity: 0,
             segment_bytes: None,
@@ -248,11 +254,10 @@ impl StoreConfig {
     /// # Errors
     /// `Config`, naming the field and the remedy.
     pub fn check(&self) -> Result<()> {
-        if self.dram_capacity == Some(0) && (self.nvme_paths.is_empty() || self.nvme_capacity == 0)
-        {
+        if self.has_no_dram() && (self.nvme_paths.is_empty() || self.nvme_capacity == 0) {
             return Err(bad(
                 "dram_capacity",
-                "and `nvme_capacity` are both 0: give one a capacity",
+                "and `nvme_capacity` are both 0: give one of the tiers a capacity",
             ));
         }
         if self.nvme_paths.is_empty() && self.nvme_capacity > 0 {
@@ -317,14 +322,15 @@ impl StoreConfig {
         if self.nvme_paths.len() > 256 {
             return Err(bad("nvme_paths", "names over 256 drives: name fewer"));
         }
-        if self.dram_capacity == Some(0) {
+        if self.has_no_dram() && self.staging_capacity < 8 * PAGE_BYTES {
+            let bytes = self.staging_capacity;
             return Err(bad(
-                "dram_capacity",
-                "is 0: this version loads through host memory, so give it at least 1 MiB",
+                "staging_capacity",
+                format!("is {bytes} and `dram_capacity` is 0: give at least 32 KiB"),
             ));
         }
         if let Some(bytes) = self.dram_capacity
-            && bytes < 8 * PAGE_BYTES
+            && (1..8 * PAGE_BYTES).contains(&bytes)
         {
             return Err(bad("dram_capacity", format!("is {bytes}: give at least 32 KiB")));
         }
@@ -346,6 +352,11 @@ impl StoreConfig {
             }
         }
         Ok(())
+    }
+
+    /// Whether there is no T1: blocks only pass through memory.
+    pub fn has_no_dram(&self) -> bool {
+        self.dram_capacity == Some(0)
     }
 
     /// Bytes of a segment of a tier of `capacity` bytes.

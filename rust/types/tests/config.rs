@@ -49,6 +49,10 @@ fn bad_input_names_the_field() {
         ("dram_capacity = -5", "dram_capacity"),
         ("dram_capacity = 0", "dram_capacity"),
         ("dram_capacity = 0\nnvme_capacity = 0", "nvme_capacity"),
+        (
+            "dram_capacity = 0\nstaging_capacity = 5\nnvme_paths = \"a\"\nnvme_capacity = \"1GiB\"",
+            "staging_capacity",
+        ),
         ("nvme_capacity = \"1GiB\"", "nvme_paths"),
         ("nvme_paths = [\"a\"]", "nvme_capacity"),
         ("nvme_paths = [\"a\", \"a\"]\nnvme_capacity = \"1GiB\"", "nvme_paths"),

@@ -2,12 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::engine::IoRequest;
+use crate::engine::{IoRequest, Registration};
+use crate::region::Region;
 
 /// Requests on their way to the ring's thread.
 ///
@@ -20,10 +22,19 @@ pub(super) struct Inbox {
     wake: OwnedFd,
 }
 
+/// A region that the ring is to know, or to forget.
+pub(super) enum RegionChange {
+    /// Whoever asked is told what became of it.
+    Register(Arc<Region>, Sender<Registration>),
+    /// It is gone; its number.
+    Forget(u64),
+}
+
 #[derive(Default)]
 struct State {
     requests: Vec<IoRequest>,
     sweeps: Vec<Sender<()>>,
+    regions: Vec<RegionChange>,
     /// The thread has looked, and will not look again by itself before something completes.
     must_wake: bool,
     closing: bool,
@@ -36,6 +47,8 @@ pub(super) struct Taken {
     pub(super) requests: Vec<IoRequest>,
     /// Each is to be told once removed files are out of the ring's table.
     pub(super) sweeps: Vec<Sender<()>>,
+    /// Regions to be registered or forgotten, before the requests are begun.
+    pub(super) regions: Vec<RegionChange>,
     /// No more requests come after these.
     pub(super) closing: bool,
 }
@@ -78,13 +91,35 @@ impl Inbox {
         let _ = swept.recv();
     }
 
+    /// Waits until the ring's table has a region, or cannot have it.
+    pub(super) fn register(&self, region: &Arc<Region>) -> Registration {
+        let (told, registered) = channel();
+        self.with_wake(|state| {
+            if !state.ended {
+                state.regions.push(RegionChange::Register(Arc::clone(region), told));
+            }
+        });
+        // An error means that the ring is gone: nothing will be read through it.
+        registered.recv().unwrap_or(Registration::Refused("the io_uring has ended".into()))
+    }
+
+    /// Takes a region that is gone out of the ring's table, some time soon.
+    pub(super) fn forget_region(&self, number: u64) {
+        self.with_wake(|state| {
+            if !state.ended {
+                state.regions.push(RegionChange::Forget(number));
+            }
+        });
+    }
+
     /// Takes everything. Whoever hands something over afterwards wakes the thread.
     pub(super) fn take(&self) -> Taken {
         let mut state = self.state.lock();
         state.must_wake = true;
         let requests = std::mem::take(&mut state.requests);
         let sweeps = std::mem::take(&mut state.sweeps);
-        Taken { requests, sweeps, closing: state.closing }
+        let regions = std::mem::take(&mut state.regions);
+        Taken { requests, sweeps, regions, closing: state.closing }
     }
 
     /// Ends the inbox and takes what is left.
@@ -93,7 +128,12 @@ impl Inbox {
         state.closing = true;
         state.ended = true;
         state.sweeps.clear();
-        std::mem::take(&mut state.requests)
+        let regions = std::mem::take(&mut state.regions);
+        let requests = std::mem::take(&mut state.requests);
+        drop(state);
+        // The last handle of a region, whose end would come back here.
+        drop(regions);
+        requests
     }
 
     /// The descriptor to poll.

@@ -21,8 +21,10 @@ use tiered_kv_types::{Error, ErrorKind, Result};
 use crate::arena::Arena;
 use crate::clock::Threads;
 use crate::disk::Disk;
-use crate::engine::{IoDone, IoEngine, IoOp, IoRequest, OnDone, Shared};
+use crate::engine::{IoDone, IoEngine, IoOp, IoRequest, OnDone, Registration, Shared};
+use crate::fork::Origin;
 use crate::pool::{Job, Workers};
+use crate::region::Region;
 use inbox::Inbox;
 use ring::{Ring, RingParts};
 
@@ -207,6 +209,23 @@ impl IoEngine for UringEngine {
         if let Err(refused) = self.inbox.submit(batch) {
             refused.into_iter().for_each(|request| self.shared.refuse(request));
         }
+    }
+
+    fn register(&self, region: &Arc<Region>) -> Registration {
+        let registered = self.inbox.register(region);
+        if registered == Registration::Done {
+            let (inbox, number) = (Arc::downgrade(&self.inbox), region.number());
+            let origin = Origin::here();
+            region.on_gone(Box::new(move || {
+                // In a forked child nobody serves the inbox, and its lock may be held for ever.
+                if !origin.is_forked()
+                    && let Some(inbox) = inbox.upgrade()
+                {
+                    inbox.forget_region(number);
+                }
+            }));
+        }
+        registered
     }
 
     fn in_flight(&self) -> usize {

@@ -12,6 +12,7 @@ use super::tables::BufferTable;
 use crate::disk::{Alignment, DataFile, Disk, check_range, usable};
 use crate::engine::{IoDone, IoOp, IoRequest, Priority};
 use crate::pool::panic_text;
+use crate::region::ReadInto;
 
 /// What one entry transfers at most, in bytes: the kernel's own limit is 2 GiB less a page.
 const MAX_TRANSFER: usize = 1 << 30;
@@ -92,8 +93,13 @@ pub(super) fn prepare(mut request: IoRequest, disk: &dyn Disk, buffers: &BufferT
     if !is_sync && (memory.len == 0 || off_grid) {
         return Prepared::Helper(request);
     }
-    let IoRequest { token, priority, op } = request;
-    let (buffer_index, address) = buffers.find(memory.address, memory.len);
+    let (buffer_index, address) = match &request.op {
+        IoOp::Read { buf: ReadInto::Region(part), .. } => {
+            (buffers.find_in(part.region(), memory.address, memory.len), memory.address)
+        }
+        _ => buffers.find(memory.address, memory.len),
+    };
+    let IoRequest { token, priority, op, .. } = request;
     let Memory { len, offset, .. } = memory;
     let (file_index, done, tries) = (None, 0, 0);
     Prepared::Ring(RingOp {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
-use super::inbox::Inbox;
+use super::inbox::{Inbox, RegionChange};
 use super::op::{Next, Prepared, RingOp, ended, prepare};
 use super::tables::{BufferTable, FileTable};
 use super::{UringConfig, ring_ended, setup};
@@ -124,6 +124,7 @@ impl Ring {
                 // Whoever asked may have gone.
                 taken.sweeps.into_iter().for_each(|told| _ = told.send(()));
             }
+            taken.regions.into_iter().for_each(|change| self.change_region(change));
             self.fill();
             self.hand_over();
             if taken.closing && self.live() == 0 {
@@ -139,6 +140,19 @@ impl Ring {
             let patience = taken.closing.then(|| self.patience()).transpose()?;
             self.wait(patience)?;
             self.reap()?;
+        }
+    }
+
+    fn change_region(&mut self, change: RegionChange) {
+        match change {
+            RegionChange::Register(region, told) => {
+                let registered = self.buffers.add(&self.ring, &region);
+                // Not the last owner: the end of its memory may have to be waited for.
+                drop(region);
+                // Whoever asked may have gone.
+                _ = told.send(registered);
+            }
+            RegionChange::Forget(number) => self.buffers.forget(&self.ring, number),
         }
     }
 
@@ -164,6 +178,10 @@ impl Ring {
     }
 
     fn start(&mut self, request: IoRequest) {
+        let request = match Shared::drop_cancelled(request) {
+            Ok(request) => request,
+            Err(done) => return self.done.push(done),
+        };
         let id = file_of(&request.op);
         match prepare(request, &*self.parts.shared.disk, &self.buffers) {
             Prepared::Ring(mut op) => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use tiered_kv_io::{
     Arena, ArenaConfig, BlockingEngine, Disk, FileId, IoDone, IoEngine, IoOp, IoRequest, OnDone,
-    PAGE_BYTES, Priority, Slot, Threads, UringConfig, UringEngine, probe_io_uring,
+    PAGE_BYTES, Priority, ReadInto, Slot, Threads, UringConfig, UringEngine, probe_io_uring,
 };
 use tiered_kv_types::Result;
 
@@ -94,7 +94,7 @@ pub(crate) fn arena(pages: u64) -> Arc<Arena> {
 }
 
 pub(crate) fn store(token: u64, op: IoOp) -> IoRequest {
-    IoRequest { token, priority: Priority::Store, op }
+    IoRequest { token, priority: Priority::Store, op, cancel: None }
 }
 
 /// A store of one page, from memory of no alignment.
@@ -112,8 +112,8 @@ pub(crate) fn load_pages(
     arena: &Arc<Arena>,
 ) -> IoRequest {
     let buf = arena.take(token * PAGE_BYTES, pages * PAGE_BYTES).expect("free pages");
-    let op = IoOp::Read { file, offset: page * PAGE_BYTES, buf };
-    IoRequest { token, priority: Priority::Load, op }
+    let op = IoOp::Read { file, offset: page * PAGE_BYTES, buf: buf.into() };
+    IoRequest { token, priority: Priority::Load, op, cancel: None }
 }
 
 pub(crate) fn load(token: u64, file: FileId, page: u64, arena: &Arc<Arena>) -> IoRequest {
@@ -124,7 +124,7 @@ pub(crate) fn load(token: u64, file: FileId, page: u64, arena: &Arc<Arena>) -> I
 pub(crate) fn bytes_of(done: IoDone) -> Slot {
     done.result.expect("no fault");
     match done.op {
-        IoOp::Read { buf, .. } => buf.freeze(),
+        IoOp::Read { buf: ReadInto::Slot(buf), .. } => buf.freeze(),
         _ => panic!("not a read"),
     }
 }

@@ -35,6 +35,7 @@ impl Machine {
         };
         let mut drive_slots: BTreeSet<(DriveId, SlotId)> = BTreeSet::new();
         let mut dirty = 0;
+        let mut loading = 0;
         let mut entries = 0;
         let (mut dram_blocks, mut nvme_blocks) = (0, 0);
         for (id, block) in self.table.iter() {
@@ -58,6 +59,7 @@ impl Machine {
             }
             dram_blocks += u64::from(block.in_dram);
             nvme_blocks += u64::from(block.is_durable());
+            loading += block.bytes() * (u64::from(block.load.is_some()) + u64::from(block.readers));
             dirty += if block.dirty.is_some() { block.bytes() } else { 0 };
             if block.in_dram && !block.doomed {
                 audit.dram_block_bytes += slots;
@@ -73,6 +75,10 @@ impl Machine {
         }
         if (dram_blocks, nvme_blocks) != (self.dram_blocks, self.nvme_blocks) {
             audit.faults.push(format!("blocks: {dram_blocks} and {nvme_blocks} counted"));
+        }
+        if loading != self.loading_bytes {
+            let books = self.loading_bytes;
+            audit.faults.push(format!("loading: {loading} counted, {books} in the books"));
         }
         self.check_totals(dirty, entries, &mut audit);
         self.check_kin(&mut audit);
@@ -141,13 +147,17 @@ impl Machine {
             held_bytes: self.holds.bytes,
             ..crate::stats::Stats::default()
         };
-        stats.dram.capacity_bytes = self.memory.capacity_bytes();
-        stats.dram.used_bytes = self.memory.used_bytes();
+        let memory = (self.memory.capacity_bytes(), self.memory.used_bytes());
+        if self.staging.on {
+            (stats.staging_bytes, stats.staging_used_bytes) = memory;
+        } else {
+            (stats.dram.capacity_bytes, stats.dram.used_bytes) = memory;
+            stats.dram.blocks = self.dram_blocks;
+        }
         for drive in &self.drives {
             stats.nvme.capacity_bytes += drive.slots.capacity_bytes();
             stats.nvme.used_bytes += drive.slots.used_bytes();
         }
-        stats.dram.blocks = self.dram_blocks;
         stats.nvme.blocks = self.nvme_blocks;
         for (tier, row) in [(Tier::Dram, &mut stats.dram), (Tier::Nvme, &mut stats.nvme)] {
             row.hits = self.counters.hits[tier as usize];

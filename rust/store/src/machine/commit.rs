@@ -214,6 +214,8 @@ impl Machine {
         self.index.update(&key, |entry| entry.on_nvme = true);
         self.make_clean(id);
         self.admit_to_policy(id, Tier::Nvme);
+        self.settle_writers(id, None);
+        self.is_leaving(id);
         self.counters.offloaded += 1;
         self.counters.offloaded_bytes += bytes;
     }

@@ -3,7 +3,7 @@
 use super::alloc::Alloc;
 use super::put::policy_shape;
 use super::table::OnDrive;
-use super::{BlockId, DriveId, Machine, SlotId};
+use super::{BlockId, DriveId, Machine, PutStatus, SlotId};
 use crate::log::LogKind;
 use crate::resident::Filling;
 use smallvec::SmallVec;
@@ -125,6 +125,7 @@ impl Machine {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = false;
         block.memory.clear();
+        self.has_left(id);
         self.dram_blocks -= 1;
         self.policy.removed(Tier::Dram, id);
         self.table.count_child(id, Tier::Dram, false);
@@ -132,7 +133,7 @@ impl Machine {
 
     pub(super) fn evict_from_drive(&mut self, id: BlockId) -> bool {
         let Some(block) = self.table.get(id) else { return false };
-        if !block.is_durable() || block.load.is_some() {
+        if !block.is_durable() || block.is_being_read() {
             return false;
         }
         let (key, bytes, in_dram) = (block.key, block.bytes(), block.in_dram);
@@ -140,7 +141,7 @@ impl Machine {
         self.counters.evicted_nvme += 1;
         self.counters.evicted_nvme_bytes += bytes;
         self.log.push(self.now, LogKind::Evicted, &key, Some(Tier::Nvme));
-        if in_dram {
+        if in_dram && !self.staging.on {
             self.refresh_with_parent(id);
         } else {
             self.remove_block(id, MissReason::Absent);
@@ -175,9 +176,12 @@ impl Machine {
             return;
         }
         let key = block.key;
-        let waiters = block.load.as_mut().map(std::mem::take).unwrap_or_default();
-        let writing = matches!(block.drive, OnDrive::Writing(_));
-        let loading = block.load.is_some();
+        let waiters = block.load.as_mut().map(|load| {
+            load.cancel.set(true);
+            std::mem::take(&mut load.waiters)
+        });
+        let in_flight = matches!(block.drive, OnDrive::Writing(_)) || block.is_being_read();
+        self.settle_writers(id, Some(PutStatus::Ended));
         self.make_clean(id);
         self.index.update(&key, |entry| {
             entry.resident = None;
@@ -187,7 +191,7 @@ impl Machine {
         if self.table.get(id).is_some_and(|b| b.in_dram) {
             self.leave_memory(id);
         }
-        if writing || loading {
+        if in_flight {
             self.policy.removed(Tier::Nvme, id);
             self.table.count_child(id, Tier::Nvme, false);
         } else {
@@ -195,13 +199,13 @@ impl Machine {
         }
         let parent = self.table.parent_of(id);
         let orphans = self.table.unmap(id);
-        if !(writing || loading) {
+        if !in_flight {
             self.table.forget(id);
         }
         for id in orphans.into_iter().chain(parent) {
             self.refresh(id);
         }
-        for (op, item) in waiters {
+        for (op, item) in waiters.unwrap_or_default() {
             self.load_missed.push((op, item, reason));
         }
         self.reclaim();
@@ -210,7 +214,7 @@ impl Machine {
     /// Frees a doomed block once nothing is in flight on its slots.
     pub(super) fn bury(&mut self, id: BlockId) {
         let Some(block) = self.table.get(id) else { return };
-        let in_flight = matches!(block.drive, OnDrive::Writing(_)) || block.load.is_some();
+        let in_flight = matches!(block.drive, OnDrive::Writing(_)) || block.is_being_read();
         if block.doomed && !in_flight {
             self.leave_drive(id);
             self.table.forget(id);
@@ -234,7 +238,7 @@ impl Machine {
         let idle = block.dirty.is_none() && !block.doomed;
         let durable = block.is_durable();
         let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
-        let drive = idle && durable && block.load.is_none() && kin.drive == 0;
+        let drive = idle && durable && !block.is_being_read() && kin.drive == 0;
         let drive = drive && (block.holds == 0 || block.in_dram);
         let orphan = block.orphan;
         let standing = |may: bool| match (may, orphan) {

@@ -33,7 +33,8 @@ impl Machine {
                 reported = true;
             }
         }
-        self.undurable_unreported += u64::from(!reported);
+        // Without T1 the put has told.
+        self.undurable_unreported += u64::from(!reported && !self.staging.on);
     }
 
     fn pending_before(&self, before: u64) -> u64 {
@@ -72,6 +73,10 @@ impl Machine {
     pub(super) fn close(&mut self, op: OpId, deadline: Nanos, out: &mut Vec<Command>) {
         let calls: Vec<OpId> = self.timers.iter().map(|(_, op)| *op).collect();
         for call in calls {
+            if matches!(self.ops.get(&call), Some(Op::Put(put)) if put.only_writes()) {
+                // Drained with the rest.
+                continue;
+            }
             self.end_op(call, tiered_kv_types::MissReason::Closed, out);
         }
         self.ops.insert(op, Op::Close { deadline });
@@ -83,6 +88,12 @@ impl Machine {
         let Some(Op::Close { deadline }) = self.ops.get(&op) else { return };
         let deadline = *deadline;
         self.closing = None;
+        let left: Vec<OpId> = self.timers.iter().map(|(_, op)| *op).collect();
+        for call in left {
+            if matches!(self.ops.get(&call), Some(Op::Put(_))) {
+                self.end_put(call, out);
+            }
+        }
         let dropped = self.dirty.len() as u64;
         self.counters.dropped_at_close += dropped;
         self.complete(op, deadline, Outcome::Closed(dropped), out);

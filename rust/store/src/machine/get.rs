@@ -1,18 +1,21 @@
 //! Getting blocks: pin what is in memory, load the rest once for all waiters, miss with a reason.
 
-use super::table::OnDrive;
-use super::{BlockId, Command, GetItem, HoldId, LoadFault, Machine, Op, OpId, Outcome, SlabRead};
+use super::table::Load;
+use super::{BlockId, Command, GetItem, GetTarget, HoldId, LoadFault, Machine, Op, OpId, Outcome};
+use crate::index::FullKey;
 use crate::log::LogKind;
 use crate::resident::{Filled, Resident};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use tiered_kv_io::Nanos;
+use tiered_kv_io::{CancelFlag, Nanos};
 use tiered_kv_types::{BlockKey, MissReason, Tier};
 
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     Hit(Arc<Resident>, Tier),
     Loading,
+    /// On its way from a drive into the caller's slot.
+    Reading,
     Copying(Tier),
     Done(Tier),
     Miss(MissReason),
@@ -26,14 +29,17 @@ pub(super) struct GetOp {
     states: Vec<State>,
     loading: usize,
     copying: usize,
+    reading: usize,
     deadline: Nanos,
-    /// Copy into the caller's buffers.
-    into: bool,
+    target: GetTarget,
     /// Count as a request of its own.
     count: bool,
     /// Ends when the get has ended: the blocks are pinned then, or were missed.
     hold: Option<HoldId>,
-    ended: bool,
+    /// Why it was ended early, where it was.
+    ended: Option<MissReason>,
+    /// Set once its direct reads are no longer wanted.
+    cancel: CancelFlag,
 }
 
 impl GetOp {
@@ -41,18 +47,41 @@ impl GetOp {
         ns: u32,
         keys: Vec<BlockKey>,
         deadline: Nanos,
-        into: bool,
+        target: GetTarget,
         count: bool,
         hold: Option<HoldId>,
     ) -> Self {
         let states = Vec::with_capacity(keys.len());
-        Self { ns, keys, states, loading: 0, copying: 0, deadline, into, count, hold, ended: false }
+        Self {
+            ns,
+            keys,
+            states,
+            loading: 0,
+            copying: 0,
+            reading: 0,
+            deadline,
+            target,
+            count,
+            hold,
+            ended: None,
+            cancel: CancelFlag::default(),
+        }
+    }
+
+    /// A direct read has ended.
+    pub(super) fn read(&mut self, item: usize, state: State) {
+        debug_assert!(matches!(self.states[item], State::Reading));
+        self.reading -= 1;
+        self.states[item] = match (state, self.ended) {
+            (State::Miss(MissReason::Cancelled), Some(reason)) => State::Miss(reason),
+            (state, _) => state,
+        };
     }
 
     /// Settles one block; returns what is to be copied out for it.
     fn settle(&mut self, item: usize, state: State) -> Option<Arc<Resident>> {
         let (state, copy) = match state {
-            State::Hit(resident, tier) if self.into => {
+            State::Hit(resident, tier) if self.target != GetTarget::Leases => {
                 self.copying += 1;
                 (State::Copying(tier), Some(resident))
             }
@@ -73,6 +102,7 @@ impl Machine {
         for item in 0..get.keys.len() {
             let state = self.find(op, item, &get, &mut no_space, out);
             get.loading += usize::from(matches!(state, State::Loading));
+            get.reading += usize::from(matches!(state, State::Reading));
             if let Some(from) = get.settle(item, state) {
                 out.push(Command::CopyOut { op, item, from });
             }
@@ -99,11 +129,12 @@ impl Machine {
         let key = Self::full(get.ns, get.keys[item]);
         let Some(id) = self.table.id(&key) else { return State::Miss(MissReason::Absent) };
         if let Some(resident) = self.index.pin(&key) {
-            return State::Hit(resident, Tier::Dram);
+            return State::Hit(resident, if self.staging.on { Tier::Nvme } else { Tier::Dram });
         }
         let block = self.table.get_mut(id).expect("mapped blocks exist");
-        if let Some(waiters) = &mut block.load {
-            waiters.push((op, item));
+        if let Some(load) = &mut block.load {
+            load.waiters.push((op, item));
+            load.cancel.set(false);
             return State::Loading;
         }
         let bytes = block.bytes();
@@ -117,12 +148,16 @@ impl Machine {
             *no_space = true;
             return State::Miss(MissReason::LoadCap);
         }
+        if get.target == GetTarget::Slots {
+            self.begin_direct(op, item, id, &get.cancel, out);
+            return State::Reading;
+        }
         if !self.begin_load(id, out) {
             *no_space = true;
             return State::Miss(MissReason::NoSpace);
         }
         let block = self.table.get_mut(id).expect("mapped blocks exist");
-        block.load.get_or_insert_default().push((op, item));
+        block.load.get_or_insert_default().waiters.push((op, item));
         State::Loading
     }
 
@@ -136,7 +171,8 @@ impl Machine {
     pub(super) fn begin_load(&mut self, id: BlockId, out: &mut Vec<Command>) -> bool {
         // Marked first, so that making room does not evict what is about to be read.
         let block = self.table.get_mut(id).expect("mapped blocks exist");
-        block.load = Some(Vec::new());
+        let cancel = CancelFlag::default();
+        block.load = Some(Load { cancel: cancel.clone(), ..Load::default() });
         let key = block.key;
         let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
         self.refresh(id);
@@ -145,16 +181,9 @@ impl Machine {
             self.refresh(id);
             return false;
         };
-        let block = self.table.get(id).expect("mapped blocks exist");
-        let (home, drive) = (block.home, &self.drives[usize::from(block.home)]);
-        let OnDrive::Durable(slots) = &block.drive else {
-            unreachable!("a block outside memory is durable: dirty blocks are not evicted");
-        };
-        let reads = slots.iter().zip(&block.slabs).map(|(slot, (_, crc))| {
-            let (file, offset) = drive.place(*slot);
-            SlabRead { file, offset, crc: *crc }
-        });
-        out.push(Command::Load { block: id, drive: home, reads: reads.collect(), into });
+        let reads = self.slab_reads(id);
+        let drive = self.table.get(id).expect("mapped blocks exist").home;
+        out.push(Command::Load { block: id, drive, reads, into, cancel });
         self.index.update(&key, |entry| entry.loading = true);
         self.loading_bytes += lens.iter().sum::<u64>();
         true
@@ -168,7 +197,7 @@ impl Machine {
     ) {
         let Some(block) = self.table.get_mut(id) else { return };
         let (bytes, doomed, key) = (block.bytes(), block.doomed, block.key);
-        let waiters = block.load.take().unwrap_or_default();
+        let Load { waiters, ahead, .. } = block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
         if doomed {
             self.bury(id);
@@ -185,21 +214,43 @@ impl Machine {
                     let resident = self.index.pin(&key).expect("it has just entered memory");
                     self.load_settled(op, item, State::Hit(resident, Tier::Nvme), out);
                 }
+                self.is_leaving(id);
             }
+            Err(LoadFault::Cancelled) => self.load_cancelled(id, waiters, ahead, out),
             Err(fault) => {
-                let reason = match fault {
-                    LoadFault::Corrupt => MissReason::Corrupt,
-                    LoadFault::Io => MissReason::IoError,
-                };
-                self.counters.load_faults += 1;
-                self.counters.corrupt_nvme += u64::from(fault == LoadFault::Corrupt);
-                self.log.push(self.now, LogKind::Fault(reason), &key, Some(Tier::Nvme));
-                self.quarantine(id);
-                self.remove_block(id, reason);
+                let reason = self.drive_fault(id, fault);
                 for (op, item) in waiters {
                     self.load_settled(op, item, State::Miss(reason), out);
                 }
             }
+        }
+    }
+
+    /// A load was dropped before the device had it, since nobody waited: it begins again for
+    /// whoever came meanwhile.
+    fn load_cancelled(
+        &mut self,
+        id: BlockId,
+        waiters: Vec<(OpId, usize)>,
+        ahead: bool,
+        out: &mut Vec<Command>,
+    ) {
+        self.counters.loads_cancelled += 1;
+        let key = self.table.get(id).expect("the caller holds a live block").key;
+        self.index.update(&key, |entry| entry.loading = false);
+        self.refresh(id);
+        self.reclaim();
+        if waiters.is_empty() && !ahead {
+            return;
+        }
+        if self.begin_load(id, out) {
+            let block = self.table.get_mut(id).expect("mapped blocks exist");
+            let load = block.load.as_mut().expect("just begun");
+            (load.waiters, load.ahead) = (waiters, ahead);
+            return;
+        }
+        for (op, item) in waiters {
+            self.load_settled(op, item, State::Miss(MissReason::NoSpace), out);
         }
     }
 
@@ -249,7 +300,7 @@ impl Machine {
     }
 
     /// A copy in memory no longer has its checksum: it is dropped; a durable copy stays.
-    fn memory_corrupt(&mut self, key: crate::index::FullKey, generation: u64) {
+    fn memory_corrupt(&mut self, key: FullKey, generation: u64) {
         self.counters.corrupt_dram += 1;
         self.log.push(self.now, LogKind::Fault(MissReason::Corrupt), &key, Some(Tier::Dram));
         let Some(id) = self.table.id(&key) else { return };
@@ -268,22 +319,38 @@ impl Machine {
         }
     }
 
-    /// Ends a get early: what is still loading misses; copies into the caller's memory end first.
+    /// Ends a get early: what is still loading misses; copies and reads into the caller's memory
+    /// end first.
     pub(super) fn end_get(&mut self, op: OpId, reason: MissReason, out: &mut Vec<Command>) {
         let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
-        get.ended = true;
+        get.ended = Some(reason);
         get.loading = 0;
-        for state in &mut get.states {
+        get.cancel.set(true);
+        let mut given_up = Vec::new();
+        for (key, state) in get.keys.iter().zip(&mut get.states) {
             if matches!(state, State::Loading) {
                 *state = State::Miss(reason);
+                given_up.push(Self::full(get.ns, *key));
             }
         }
+        given_up.into_iter().for_each(|key| self.stop_waiting(&key, op));
         self.finish_get(op, out);
     }
 
-    fn finish_get(&mut self, op: OpId, out: &mut Vec<Command>) {
+    /// The load of `key` stops, if it can, when its last waiter is gone.
+    fn stop_waiting(&mut self, key: &FullKey, op: OpId) {
+        let Some(id) = self.table.id(key) else { return };
+        let block = self.table.get_mut(id).expect("mapped blocks exist");
+        let Some(load) = &mut block.load else { return };
+        load.waiters.retain(|(waiter, _)| *waiter != op);
+        if load.waiters.is_empty() && !load.ahead {
+            load.cancel.set(true);
+        }
+    }
+
+    pub(super) fn finish_get(&mut self, op: OpId, out: &mut Vec<Command>) {
         let Some(Op::Get(get)) = self.ops.get(&op) else { return };
-        if get.loading > 0 || get.copying > 0 {
+        if get.loading > 0 || get.copying > 0 || get.reading > 0 {
             return;
         }
         let Some(Op::Get(get)) = self.ops.remove(&op) else { return };
@@ -297,6 +364,7 @@ impl Machine {
 
     fn report(&mut self, get: GetOp) -> Outcome {
         let block_bytes = self.layout(get.ns).block_bytes();
+        let into_memory = get.target != GetTarget::Leases;
         let mut into = Vec::new();
         let mut items = Vec::new();
         for state in get.states {
@@ -304,7 +372,9 @@ impl Machine {
                 State::Hit(resident, tier) => (Ok(Some(resident)), tier),
                 State::Done(tier) => (Ok(None), tier),
                 State::Miss(reason) => (Err(reason), Tier::Dram),
-                State::Loading | State::Copying(_) => unreachable!("every block is settled"),
+                State::Loading | State::Reading | State::Copying(_) => {
+                    unreachable!("every block is settled")
+                }
             };
             match &result {
                 // A lease counts as a hit when it is made: it may still be beyond the cap.
@@ -315,10 +385,10 @@ impl Machine {
             match result {
                 Ok(Some(resident)) => items.push(GetItem { result: Ok(resident), source }),
                 Ok(None) => into.push(Ok(source)),
-                Err(reason) if get.into => into.push(Err(reason)),
+                Err(reason) if into_memory => into.push(Err(reason)),
                 Err(reason) => items.push(GetItem { result: Err(reason), source }),
             }
         }
-        if get.into { Outcome::Into(into) } else { Outcome::Get(items) }
+        if into_memory { Outcome::Into(into) } else { Outcome::Get(items) }
     }
 }

@@ -119,7 +119,7 @@ impl Machine {
     /// The segments in which the block has its slots; none where something is in flight on it.
     fn idle_in_segments(&self, tier: Tier, home: DriveId, id: BlockId) -> SmallVec<[u32; 1]> {
         let block = self.table.get(id).expect("the caller holds a live block");
-        if block.doomed || block.dirty.is_some() || block.load.is_some() || block.holds > 0 {
+        if block.doomed || block.dirty.is_some() || block.is_being_read() || block.holds > 0 {
             return SmallVec::new();
         }
         match &block.drive {

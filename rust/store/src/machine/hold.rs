@@ -97,10 +97,20 @@ impl Machine {
 
     /// Begins to load what is on a drive, without anybody waiting for it.
     pub(super) fn prefetch(&mut self, ns: u32, keys: &[BlockKey], out: &mut Vec<Command>) {
+        if self.staging.on {
+            // There is nowhere to keep it.
+            self.counters.prefetch_ignored += keys.len() as u64;
+            return;
+        }
         for key in keys {
             let Some(id) = self.table.id(&Self::full(ns, *key)) else { continue };
-            let block = self.table.get(id).expect("mapped blocks exist");
-            if block.in_dram || block.load.is_some() || !self.fits_layout(id, ns) {
+            let block = self.table.get_mut(id).expect("mapped blocks exist");
+            if let Some(load) = &mut block.load {
+                load.ahead = true;
+                load.cancel.set(false);
+                continue;
+            }
+            if block.in_dram || !self.fits_layout(id, ns) {
                 continue;
             }
             let bytes = self.table.get(id).expect("mapped blocks exist").bytes();
@@ -109,6 +119,8 @@ impl Machine {
             if busy || !self.begin_load(id, out) {
                 break;
             }
+            let block = self.table.get_mut(id).expect("mapped blocks exist");
+            block.load.as_mut().expect("just begun").ahead = true;
             self.counters.prefetched += 1;
         }
     }

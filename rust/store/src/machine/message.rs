@@ -5,7 +5,7 @@ use crate::resident::{Filled, Filling, Resident};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tiered_kv_io::{FileId, Nanos};
+use tiered_kv_io::{CancelFlag, FileId, Nanos};
 use tiered_kv_types::{
     BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, Tier, Tombstone,
 };
@@ -47,8 +47,22 @@ pub enum PutStatus {
     Exists = 1,
     /// Too many bytes wait to be written, or no slot could be freed: try again later.
     Throttled = 2,
-    /// The deadline passed, or the call was cancelled: nothing was stored.
+    /// The deadline passed, or the call was cancelled: nothing was stored. Without T1, a block
+    /// whose write was under way may still be.
     Ended = 3,
+    /// Without T1: the block could not be written to a drive, and is not stored.
+    Failed = 4,
+}
+
+/// Where a get puts its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GetTarget {
+    /// Nowhere: leases.
+    Leases,
+    /// Into buffers, copied from memory.
+    Buffers,
+    /// Into slots of a region, read there from a drive.
+    Slots,
 }
 
 /// One block of a finished get.
@@ -96,6 +110,10 @@ pub(crate) enum Outcome {
 pub(crate) enum LoadFault {
     Io,
     Corrupt,
+    /// Nobody wanted it any more before the device had it.
+    Cancelled,
+    /// Memory for the part that no read can fill in place could not be had.
+    NoMemory,
 }
 
 /// A segment file as recovery read it.
@@ -142,7 +160,7 @@ pub(crate) enum Event {
         ns: u32,
         keys: Vec<BlockKey>,
         deadline: Nanos,
-        into: bool,
+        target: GetTarget,
         count: bool,
         hold: Option<HoldId>,
     },
@@ -170,6 +188,13 @@ pub(crate) enum Event {
     LoadDone {
         block: BlockId,
         result: Result<Filled, LoadFault>,
+    },
+    /// A direct read has ended; nobody but its caller has the slot any more.
+    LoadedInto {
+        op: OpId,
+        item: usize,
+        block: BlockId,
+        result: Result<(), LoadFault>,
     },
     SegmentReady {
         drive: DriveId,
@@ -238,6 +263,8 @@ pub(crate) enum Event {
 pub(crate) struct SlabRead {
     pub(crate) file: FileId,
     pub(crate) offset: u64,
+    /// Payload bytes.
+    pub(crate) bytes: u64,
     pub(crate) crc: u32,
 }
 
@@ -267,6 +294,16 @@ pub(crate) enum Command {
         drive: DriveId,
         reads: SmallVec<[SlabRead; 1]>,
         into: Filling,
+        cancel: CancelFlag,
+    },
+    /// Read into the slot that the call gave for `item`.
+    LoadInto {
+        op: OpId,
+        item: usize,
+        block: BlockId,
+        drive: DriveId,
+        reads: SmallVec<[SlabRead; 1]>,
+        cancel: CancelFlag,
     },
     /// Create the file, or rewrite its header page and table (`image`).
     PrepareSegment {

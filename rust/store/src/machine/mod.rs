@@ -9,6 +9,7 @@ mod alloc;
 mod audit;
 mod commit;
 mod delete;
+mod direct;
 mod drive;
 mod evict;
 mod flush;
@@ -19,6 +20,7 @@ mod message;
 mod offload;
 mod put;
 mod recover;
+mod staging;
 mod table;
 
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
@@ -65,6 +67,8 @@ pub(crate) struct Parts {
     pub(crate) policy: Box<dyn Policy>,
     pub(crate) limits: Limits,
     pub(crate) memory: Geometry,
+    /// There is no T1: what is in memory only passes through.
+    pub(crate) staging: bool,
     pub(crate) drives: Vec<DriveParts>,
     /// Pages of every drive's journal.
     pub(crate) journal_pages: u64,
@@ -136,6 +140,7 @@ pub(crate) struct Machine {
     closing: Option<OpId>,
     /// Waiters of loads whose block was removed, told at the end of the step.
     load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
+    staging: staging::Staging,
     next_dirty: u64,
     next_generation: u64,
     next_put: u64,
@@ -178,6 +183,7 @@ impl Machine {
             undurable_unreported: 0,
             closing: None,
             load_missed: Vec::new(),
+            staging: staging::Staging::new(parts.staging),
             next_dirty: 0,
             next_generation: 1,
             next_put: 1,
@@ -204,8 +210,11 @@ impl Machine {
         self.expire_holds();
         self.retry_puts(out);
         self.settle_missed(out);
+        self.drop_unstored();
         self.pump_journal(out);
         self.pump_offload(out);
+        self.settle_staging(out);
+        self.settle_missed(out);
         self.settle_flushes(out);
     }
 
@@ -225,8 +234,8 @@ impl Machine {
             Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
             Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
             Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
-            Event::Get { op, ns, keys, deadline, into, count, hold } => {
-                self.get(op, GetOp::new(ns, keys, deadline, into, count, hold), out);
+            Event::Get { op, ns, keys, deadline, target, count, hold } => {
+                self.get(op, GetOp::new(ns, keys, deadline, target, count, hold), out);
             }
             Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
             Event::Release { hold } => self.release(hold),
@@ -235,6 +244,9 @@ impl Machine {
                 self.copied_out(op, item, intact, generation, out);
             }
             Event::LoadDone { block, result } => self.load_done(block, result, out),
+            Event::LoadedInto { op, item, block, result } => {
+                self.loaded_into(op, item, block, result, out);
+            }
             Event::SegmentReady { drive, segment, result } => {
                 self.segment_ready(drive, segment, result);
             }
@@ -311,7 +323,7 @@ impl Machine {
     }
 
     /// Opens a namespace for a caller. `Err` says which tier's slots are too small, and the slot's
-    /// bytes.
+    /// bytes; without T1, the bytes that the staging memory should have.
     pub(crate) fn open_namespace(
         &mut self,
         id: NamespaceId,
@@ -320,12 +332,15 @@ impl Machine {
         let classes: SmallVec<[u64; 1]> =
             layout.slab_bytes().iter().map(|b| round_up_to_page(*b)).collect();
         for class in &classes {
-            if !self.memory.fits(*class) {
+            if !self.staging.on && !self.memory.fits(*class) {
                 return Err((tiered_kv_types::Tier::Dram, *class));
             }
             if self.drives.iter().any(|d| !d.slots.fits(*class)) {
                 return Err((tiered_kv_types::Tier::Nvme, *class));
             }
+        }
+        if self.staging.on {
+            self.staging_fits(&classes).map_err(|bytes| (tiered_kv_types::Tier::Dram, bytes))?;
         }
         let ns = self.namespace(id);
         let shape = self.shape(&classes);

@@ -122,6 +122,7 @@ impl Machine {
         self.log.push(self.now, LogKind::Undurable, &key, Some(Tier::Nvme));
         self.make_clean(id);
         self.refresh_with_parent(id);
+        self.is_unstored(id);
     }
 
     pub(super) fn begin_group(&mut self, retires: Option<u64>, out: &mut Vec<Command>) {

@@ -5,7 +5,7 @@ use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutS
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiered_kv_io::Nanos;
 use tiered_kv_policy::Facts;
@@ -32,6 +32,8 @@ pub(super) struct PutOp {
     waiting: VecDeque<usize>,
     wait_until: Nanos,
     copying: usize,
+    /// Without T1: blocks that are on their way to a drive.
+    writing: BTreeSet<usize>,
     deadline: Nanos,
     ended: bool,
 }
@@ -47,9 +49,25 @@ impl PutOp {
             waiting: (0..n).collect(),
             wait_until: wait_until.min(deadline),
             copying: 0,
+            writing: BTreeSet::new(),
             deadline,
             ended: false,
         }
+    }
+
+    /// A block that was on its way to a drive has got there, or has not; whether the call waited
+    /// for it.
+    pub(super) fn written(&mut self, item: usize, status: PutStatus) -> bool {
+        let waited = self.writing.remove(&item);
+        if waited {
+            self.statuses[item] = Some(status);
+        }
+        waited
+    }
+
+    /// Whether nothing but writes to a drive is left of it.
+    pub(super) fn only_writes(&self) -> bool {
+        !self.writing.is_empty() && self.copying == 0 && self.waiting.is_empty()
     }
 }
 
@@ -76,6 +94,9 @@ impl Machine {
                     out.push(Command::CopyIn { op, item, into });
                 }
                 Err(PutStatus::Throttled) if may_wait => break,
+                Err(status) if self.await_item(&put, op, item, status) => {
+                    put.writing.insert(item);
+                }
                 Err(status) => {
                     if status == PutStatus::Throttled {
                         self.throttled(put.ns, &put.items[item]);
@@ -113,6 +134,12 @@ impl Machine {
         self.waiting_puts.iter().filter_map(until).min().map(|until| until.min(soon))
     }
 
+    /// Whether a put has to wait for the write of a block that is stored already, or just was.
+    fn await_item(&mut self, put: &PutOp, op: OpId, item: usize, status: PutStatus) -> bool {
+        let there = matches!(status, PutStatus::Stored | PutStatus::Exists);
+        there && self.await_write(&Self::full(put.ns, put.items[item].key), op, item, status)
+    }
+
     fn mark_writing(&self, ns: u32, item: &PutItem, writing: bool) {
         self.index.update(&Self::full(ns, item.key), |entry| {
             entry.writing = if writing { entry.writing + 1 } else { entry.writing - 1 };
@@ -128,7 +155,9 @@ impl Machine {
         let after = waiting + self.layout(ns).block_bytes();
         self.throttling &= waiting > self.limits.dirty_low_bytes;
         self.throttling |= after > self.limits.dirty_high_bytes;
-        if self.drive_writes() && self.throttling {
+        // Without T1 nothing can be stored while no drive takes writes.
+        let refused = if self.drive_writes() { self.throttling } else { self.staging.on };
+        if refused {
             return Err(PutStatus::Throttled);
         }
         self.memory_for(ns).ok_or(PutStatus::Throttled)
@@ -168,7 +197,7 @@ impl Machine {
 
     /// Once nothing of a put is being copied, makes what was copied visible at once, roots before
     /// leaves. Blocks that wait for room come later: nothing waits while it holds slots.
-    fn publish_put(&mut self, op: OpId, out: &mut Vec<Command>) {
+    pub(super) fn publish_put(&mut self, op: OpId, out: &mut Vec<Command>) {
         if !matches!(self.ops.get(&op), Some(Op::Put(put)) if put.copying == 0) {
             return;
         }
@@ -181,10 +210,14 @@ impl Machine {
             } else {
                 self.publish_block(put.ns, &put.items[at], filled, &mut published)
             };
-            put.statuses[at] = Some(status);
+            if self.await_item(&put, op, at, status) {
+                put.writing.insert(at);
+            } else {
+                put.statuses[at] = Some(status);
+            }
         }
         self.finish_publish(&published);
-        if put.waiting.is_empty() {
+        if put.waiting.is_empty() && put.writing.is_empty() {
             self.complete_put(op, put, out);
         } else {
             self.ops.insert(op, Op::Put(put));
@@ -268,6 +301,8 @@ impl Machine {
             home: 0,
             dirty: None,
             load: None,
+            readers: 0,
+            writers: Vec::new(),
             holds: 0,
             orphan: false,
             siblings: Siblings::default(),
@@ -339,6 +374,9 @@ impl Machine {
         put.ended = true;
         for item in put.waiting.drain(..) {
             put.statuses[item] = Some(PutStatus::Throttled);
+        }
+        for item in std::mem::take(&mut put.writing) {
+            put.statuses[item] = Some(PutStatus::Ended);
         }
         self.waiting_puts.remove(&op);
         self.publish_put(op, out);

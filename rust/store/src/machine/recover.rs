@@ -208,6 +208,8 @@ impl Machine {
             home,
             dirty: None,
             load: None,
+            readers: 0,
+            writers: Vec::new(),
             holds: 0,
             orphan: false,
             siblings: Siblings::default(),

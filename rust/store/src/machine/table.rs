@@ -1,10 +1,11 @@
 //! The block table: every block of every tier, its state, and the kinship that keeps leaves first.
 
 use crate::index::{FullKey, KeyHasher};
-use crate::machine::{BlockId, DriveId, OpId, SlotId};
+use crate::machine::{BlockId, DriveId, OpId, PutStatus, SlotId};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 use std::hash::BuildHasher as _;
+use tiered_kv_io::CancelFlag;
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// Where a block stands on the drive.
@@ -14,6 +15,17 @@ pub(crate) enum OnDrive {
     /// In a group that is not durable yet.
     Writing(SmallVec<[SlotId; 1]>),
     Durable(SmallVec<[SlotId; 1]>),
+}
+
+/// A load in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    /// Who waits for it: operation and item.
+    pub(crate) waiters: Vec<(OpId, usize)>,
+    /// Begun ahead of a request: it goes on without waiters.
+    pub(crate) ahead: bool,
+    /// Set while nobody wants it.
+    pub(crate) cancel: CancelFlag,
 }
 
 /// Links between the children of one parent.
@@ -46,8 +58,12 @@ pub(crate) struct Block {
     pub(crate) home: DriveId,
     /// Position in the queue of blocks that wait to be durable.
     pub(crate) dirty: Option<u64>,
-    /// Waiters (operation, item) of the load in flight, if there is one.
-    pub(crate) load: Option<Vec<(OpId, usize)>>,
+    /// The load in flight, if there is one.
+    pub(crate) load: Option<Load>,
+    /// Direct reads in flight.
+    pub(crate) readers: u32,
+    /// Without T1: puts (operation, item, what they are told) that wait for it to be durable.
+    pub(crate) writers: Vec<(OpId, usize, PutStatus)>,
     /// Handles that keep it from leaving its last tier.
     pub(crate) holds: u32,
     /// No stored chain of parents leads from it to a root.
@@ -65,6 +81,11 @@ impl Block {
 
     pub(crate) fn is_durable(&self) -> bool {
         matches!(self.drive, OnDrive::Durable(_))
+    }
+
+    /// Whether a read of its slots on the drive is in flight.
+    pub(crate) fn is_being_read(&self) -> bool {
+        self.load.is_some() || self.readers > 0
     }
 
     fn parent_key(&self) -> Option<FullKey> {

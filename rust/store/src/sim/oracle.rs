@@ -38,6 +38,8 @@ fn removes(kind: LogKind) -> bool {
 impl Oracle {
     /// A put may make this payload visible at any moment from now on.
     pub(super) fn offered(&mut self, key: BlockKey, version: u64) {
+        // It may replace what is durable now, and be lost itself.
+        self.durable.remove(&key);
         self.keys.entry(key).or_default().offered.insert(version);
     }
 
@@ -58,6 +60,11 @@ impl Oracle {
         known.since = log;
         known.at = at;
         self.durable.remove(&key);
+    }
+
+    /// Without T1 a put that has ended is durable.
+    pub(super) fn stored_durably(&mut self, key: BlockKey) {
+        self.durable.insert(key);
     }
 
     /// A durable delete: what was stored when it was asked for is gone for good.

@@ -1,32 +1,33 @@
 //! The simulated world around the machine.
 
+use super::memory::{Buffer, CANARY, REGION_SLOTS, fresh_slots, region};
 use super::oracle::Oracle;
 use crate::directory::{found_segments, open_journal, read_journal};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
-use crate::io::{JOURNAL, segment_name, verify};
 use crate::machine::{
-    Command, Doomed, DriveParts, Event, Geometry, HoldId, Limits, LoadFault, Machine, Now, OpId,
+    Command, Doomed, DriveParts, Event, Geometry, GetTarget, HoldId, Limits, Machine, Now, OpId,
     Outcome, Parts, PutItem, PutStatus,
 };
 use crate::resident::{FreedSlots, Resident};
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use tiered_kv_io::{Arena, ArenaConfig, Disk, Entropy, MemDisk, SeededEntropy};
+use tiered_kv_io::{Arena, ArenaConfig, Entropy, MemDisk, Region, RegionSlot, SeededEntropy};
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId};
 
 const KEYS: u64 = 24;
 const MEMORY: Geometry = Geometry { segment_bytes: 32 << 10, segments: 4, header_stride: 0 };
-const DRIVE: Geometry = Geometry { segment_bytes: 64 << 10, segments: 4, header_stride: 4096 };
+pub(super) const DRIVE: Geometry =
+    Geometry { segment_bytes: 64 << 10, segments: 4, header_stride: 4096 };
 const STORE: [u8; 16] = [7; 16];
 /// Few, so that runs fill the journal and retire tombstones.
 const JOURNAL_PAGES: u64 = 4;
 
 /// A call in progress and what it was made with.
-enum Call {
+pub(super) enum Call {
     Put { keys: Vec<BlockKey>, versions: Vec<u64>, ns: u32, waits: bool },
-    Get { keys: Vec<BlockKey>, ns: u32, copied: BTreeMap<usize, Vec<u8>>, asked: u64 },
+    Get { keys: Vec<BlockKey>, ns: u32, buffers: Vec<Buffer>, asked: u64 },
     Flush { keys: Vec<BlockKey>, asked: u64 },
     Delete { ns: u32, doomed: Doomed, asked: Now },
     Hold,
@@ -35,34 +36,44 @@ enum Call {
 pub(super) struct World {
     pub(super) machine: Machine,
     index: Arc<ReadIndex>,
-    disks: Vec<MemDisk>,
+    pub(super) disks: Vec<MemDisk>,
     rng: SeededEntropy,
     now: Now,
-    pending: Vec<Command>,
-    calls: BTreeMap<OpId, Call>,
+    pending: Vec<(Command, Buffer)>,
+    /// A region for each namespace, and its slots that no call uses.
+    regions: [Arc<Region>; 2],
+    pub(super) idle: [Vec<RegionSlot>; 2],
+    /// There is no T1.
+    staging: bool,
+    pub(super) calls: BTreeMap<OpId, Call>,
     leases: Vec<(BlockKey, u64, Arc<Resident>)>,
     holds: Vec<HoldId>,
     oracle: Oracle,
-    layouts: [KvLayout; 2],
+    pub(super) layouts: [KvLayout; 2],
     next_op: u64,
     next_version: u64,
-    seed: u64,
+    pub(super) seed: u64,
     pub(super) trace: u64,
 }
 
-fn payload(layout: &KvLayout, key: &BlockKey, version: u64) -> Vec<u8> {
+pub(super) fn payload(layout: &KvLayout, key: &BlockKey, version: u64) -> Vec<u8> {
     let len = usize::try_from(layout.block_bytes()).expect("small");
     let mut bytes: Vec<u8> = (0..len).map(|i| (i as u64 ^ version) as u8 ^ key.0[1]).collect();
     bytes[..8].copy_from_slice(&version.to_le_bytes());
     bytes
 }
 
-fn version_of(layout: &KvLayout, key: &BlockKey, bytes: &[u8]) -> u64 {
+pub(super) fn version_of(layout: &KvLayout, key: &BlockKey, bytes: &[u8]) -> u64 {
     let mut head = [0; 8];
     head.copy_from_slice(&bytes[..8]);
     let version = u64::from_le_bytes(head);
     assert_eq!(bytes, payload(layout, key, version), "{key:?}: bytes that were never stored");
     version
+}
+
+/// Whether the world of this seed has no T1.
+pub(super) fn is_staging(seed: u64) -> bool {
+    seed % 3 == 2
 }
 
 impl World {
@@ -72,7 +83,12 @@ impl World {
             KvLayout::grid(16, 2, 1, vec![3000, 9000]).expect("valid"),
         ];
         let disks = vec![MemDisk::new(), MemDisk::new()];
-        let (machine, index) = boot(&disks, &layouts);
+        let staging = is_staging(seed);
+        let (machine, index) = boot(&disks, &layouts, staging);
+        // Slots on page addresses, and on none.
+        let strides = [if seed.is_multiple_of(2) { 8192 } else { 5000 }, 12_000];
+        let regions = [0, 1].map(|ns: usize| region(&layouts[ns], strides[ns]));
+        let idle = [0, 1].map(|ns: usize| fresh_slots(&regions[ns]));
         Self {
             machine,
             index,
@@ -80,6 +96,9 @@ impl World {
             rng: SeededEntropy::new(seed),
             now: Now::default(),
             pending: Vec::new(),
+            regions,
+            idle,
+            staging,
             calls: BTreeMap::new(),
             leases: Vec::new(),
             holds: Vec::new(),
@@ -92,7 +111,7 @@ impl World {
         }
     }
 
-    fn draw(&mut self, below: u64) -> u64 {
+    pub(super) fn draw(&mut self, below: u64) -> u64 {
         self.rng.next_u64() % below
     }
 
@@ -126,7 +145,10 @@ impl World {
             self.trace = hasher.hash_one((mark, self.now.mono));
             match command {
                 Command::Complete { op, outcome } => self.completed(op, outcome),
-                other => self.pending.push(other),
+                other => {
+                    let buffer = self.lend(&other);
+                    self.pending.push((other, buffer));
+                }
             }
         }
     }
@@ -188,14 +210,27 @@ impl World {
     fn get(&mut self) {
         let (ns, chain) = self.chain();
         let keys: Vec<BlockKey> = chain.into_iter().map(|(key, _, _)| key).collect();
-        let into = self.draw(2) == 0;
-        let op = {
-            let (copied, asked) = (BTreeMap::new(), self.now.mono);
-            self.call(Call::Get { keys: keys.clone(), ns, copied, asked })
+        let slots = &mut self.idle[ns as usize];
+        let in_slots = keys.len() <= slots.len() && !self.rng.next_u64().is_multiple_of(3);
+        let mut target = if self.rng.next_u64().is_multiple_of(2) || self.staging {
+            GetTarget::Buffers
+        } else {
+            GetTarget::Leases
         };
+        let buffers: Vec<Buffer> = if in_slots && target == GetTarget::Buffers {
+            if !self.rng.next_u64().is_multiple_of(3) {
+                target = GetTarget::Slots;
+            }
+            keys.iter().map(|_| Buffer::Slot(slots.pop().expect("counted"))).collect()
+        } else {
+            let len = self.layouts[ns as usize].block_bytes() as usize;
+            keys.iter().map(|_| Buffer::Heap(vec![CANARY; len])).collect()
+        };
+        let asked = self.now.mono;
+        let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked });
         let deadline = self.now.mono + 1_000_000_000;
         let hold = self.holds.pop();
-        self.feed(Event::Get { op, ns, keys, deadline, into, count: true, hold });
+        self.feed(Event::Get { op, ns, keys, deadline, target, count: true, hold });
     }
 
     fn flush(&mut self) {
@@ -242,98 +277,10 @@ impl World {
             return;
         }
         let at = self.draw(self.pending.len() as u64) as usize;
-        let command = self.pending.swap_remove(at);
+        let (command, buffer) = self.pending.swap_remove(at);
         let fails = self.draw(40) == 0;
-        let event = self.execute(command, fails);
+        let event = self.execute(command, buffer, fails);
         self.feed(event);
-    }
-
-    fn execute(&mut self, command: Command, fails: bool) -> Event {
-        match command {
-            Command::CopyIn { op, item, into } => {
-                let Some(Call::Put { keys, versions, ns, .. }) = self.calls.get(&op) else {
-                    panic!("a put is known until it completes")
-                };
-                let layout = &self.layouts[*ns as usize];
-                let bytes = payload(layout, &keys[item], versions[item]);
-                Event::CopiedIn { op, item, filled: Some(into.fill_from(&bytes)) }
-            }
-            Command::CopyOut { op, item, from } => {
-                let mut bytes = vec![0; usize::try_from(from.bytes()).expect("small")];
-                let intact = from.copy_out(&mut bytes);
-                if let Some(Call::Get { copied, .. }) = self.calls.get_mut(&op) {
-                    copied.insert(item, bytes);
-                }
-                Event::CopiedOut { op, item, intact: Some(intact), generation: from.generation() }
-            }
-            Command::Load { block, drive, reads, mut into } => {
-                let disk = &self.disks[usize::from(drive)];
-                let mut slots = into.take_slots();
-                for (slot, read) in slots.iter_mut().zip(&reads) {
-                    let read = disk.read_at(read.file, read.offset, slot.as_mut_slice());
-                    read.expect("the simulated disk reads");
-                }
-                let crcs: Vec<u32> = reads.iter().map(|r| r.crc).collect();
-                let slots = slots.into_iter().map(Some).collect();
-                let checked = verify(into, slots, &crcs).ok_or(LoadFault::Corrupt);
-                let result = if fails { Err(LoadFault::Io) } else { checked };
-                Event::LoadDone { block, result }
-            }
-            write => self.write(write, fails),
-        }
-    }
-
-    /// Performs a command that writes to a disk.
-    fn write(&mut self, command: Command, fails: bool) -> Event {
-        match command {
-            Command::PrepareSegment { drive, segment, file, image } => {
-                let disk = &self.disks[usize::from(drive)];
-                let result = if fails {
-                    Err(std::io::ErrorKind::StorageFull.into())
-                } else {
-                    let file = file.unwrap_or_else(|| {
-                        let name = segment_name(segment);
-                        disk.create(&name, DRIVE.segment_bytes).expect("there is room")
-                    });
-                    disk.write_at(file, 0, &image).expect("writes");
-                    disk.sync(file).expect("syncs");
-                    Ok(file)
-                };
-                Event::SegmentReady { drive, segment, result }
-            }
-            Command::WriteSlabs { group, block, drive, from, to } => {
-                for (index, (file, offset)) in to.into_iter().enumerate() {
-                    let slot = crate::resident::SlabWrite { resident: from.clone(), index };
-                    let bytes = tiered_kv_io::ReadBuf::as_slice(&slot);
-                    self.disks[usize::from(drive)].write_at(file, offset, bytes).expect("writes");
-                }
-                Event::SlabsWritten { group, block, ok: !fails }
-            }
-            Command::WriteHeaders { group, drive, writes } => {
-                for write in writes {
-                    let disk = &self.disks[usize::from(drive)];
-                    disk.write_at(write.file, write.offset, &write.bytes).expect("writes");
-                }
-                Event::HeadersWritten { group, drive, ok: !fails }
-            }
-            Command::Sync { group, drive, files } => {
-                let disk = &self.disks[usize::from(drive)];
-                if !fails {
-                    files.iter().for_each(|file| disk.sync(*file).expect("syncs"));
-                }
-                Event::Synced { group, drive, ok: !fails }
-            }
-            Command::WriteJournal { drive, page, bytes, zero } => {
-                let disk = &self.disks[usize::from(drive)];
-                let (file, _) = disk.open(JOURNAL).expect("made at boot");
-                disk.write_at(file, page * 4096, &bytes).expect("writes");
-                if !fails {
-                    disk.sync(file).expect("syncs");
-                }
-                Event::JournalWritten { drive, zero, ok: !fails }
-            }
-            other => unreachable!("{other:?} writes nothing"),
-        }
     }
 
     fn completed(&mut self, op: OpId, outcome: Outcome) {
@@ -341,11 +288,15 @@ impl World {
         let log = self.log_number();
         match (call, outcome) {
             (Call::Put { keys, versions, waits, .. }, Outcome::Put(statuses)) => {
+                let several = keys.len() > 1;
                 for ((key, version), status) in keys.into_iter().zip(versions).zip(statuses) {
-                    if status == PutStatus::Stored && waits {
+                    if status == PutStatus::Stored && (waits || (self.staging && several)) {
                         self.oracle.stored_some_time(key, version, self.now.mono);
                     } else if status == PutStatus::Stored {
                         self.oracle.stored(key, version, log, self.now.mono);
+                    }
+                    if status == PutStatus::Stored && self.staging {
+                        self.oracle.stored_durably(key);
                     }
                 }
             }
@@ -357,15 +308,20 @@ impl World {
                     }
                 }
             }
-            (Call::Get { keys, ns, copied, asked }, Outcome::Into(items)) => {
-                for (at, (key, item)) in keys.into_iter().zip(items).enumerate() {
+            (Call::Get { keys, ns, buffers, asked }, Outcome::Into(items)) => {
+                for ((key, item), mut buffer) in keys.into_iter().zip(items).zip(buffers) {
+                    // Panics where the memory is still out: the call must not have ended then.
+                    let bytes = buffer.bytes();
                     match item {
                         Ok(_) => {
-                            let layout = &self.layouts[ns as usize];
-                            let version = version_of(layout, &key, &copied[&at]);
+                            let version = version_of(&self.layouts[ns as usize], &key, bytes);
                             self.oracle.returned(key, version, asked);
                         }
                         Err(reason) => self.missed(key, reason, asked),
+                    }
+                    if let Buffer::Slot(mut slot) = buffer {
+                        slot.as_mut_slice().fill(CANARY);
+                        self.idle[ns as usize].push(slot);
                     }
                 }
             }
@@ -412,9 +368,14 @@ impl World {
         self.holds.clear();
         self.pending.clear();
         self.calls.clear();
+        // Those of the calls that the crash ended.
+        for (idle, region) in self.idle.iter_mut().zip(&self.regions) {
+            idle.clear();
+            *idle = fresh_slots(region);
+        }
         let crash = |disk: &MemDisk| disk.crash(|_| coin.next_u64().is_multiple_of(2));
         self.disks = self.disks.iter().map(crash).collect();
-        let (machine, index) = boot(&self.disks, &self.layouts);
+        let (machine, index) = boot(&self.disks, &self.layouts, self.staging);
         self.machine = machine;
         self.index = index;
         let index = &self.index;
@@ -432,8 +393,8 @@ impl World {
             while !self.pending.is_empty() {
                 left -= 1;
                 assert!(left > 0, "seed {}: the machine never comes to rest", self.seed);
-                let command = self.pending.swap_remove(0);
-                let event = self.execute(command, false);
+                let (command, buffer) = self.pending.swap_remove(0);
+                let event = self.execute(command, buffer, false);
                 self.feed(event);
             }
             self.later(100_000_000_000);
@@ -441,14 +402,17 @@ impl World {
         // Gets that ended meanwhile may have taken leases.
         self.leases.clear();
         assert!(self.calls.is_empty(), "seed {}: a call never ended", self.seed);
+        let idle: usize = self.idle.iter().map(Vec::len).sum();
+        assert_eq!(idle, 2 * REGION_SLOTS, "seed {}: a slot was lost", self.seed);
+        self.check_canaries();
     }
 }
 
 /// A machine on what the disk holds.
-fn boot(disks: &[MemDisk], layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
+fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
-    let index = Arc::new(ReadIndex::new(1));
+    let index = Arc::new(ReadIndex::new(1, staging));
     let mut machine = Machine::new(Parts {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),
@@ -461,6 +425,7 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout]) -> (Machine, Arc<ReadIndex>) {
             held_high_bytes: 64 << 10,
         },
         memory: MEMORY,
+        staging,
         drives: disks.iter().map(|_| DriveParts { store: STORE, geometry: DRIVE }).collect(),
         journal_pages: JOURNAL_PAGES,
         hasher: KeyHasher::with_seed(2),
