@@ -2,6 +2,7 @@
 
 use crate::io::{JOURNAL, segment_name, segment_number};
 use crate::machine::{DriveId, DriveParts, Event, FoundSegment, Geometry};
+use crate::names::{self, NAMES};
 use crate::seams::Seams;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -21,7 +22,7 @@ const SUPERBLOCK: &str = "superblock.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Most segments of a drive: 16 TiB at 256 MiB each.
-const MAX_SEGMENTS: u64 = 65_536;
+pub(crate) const SEGMENTS_MOST: u64 = 65_536;
 /// Open files that are left to everything but segments.
 const OTHER_FILES: u64 = 64;
 /// Pages of the journal: a 64th of the capacity within these bounds.
@@ -96,7 +97,9 @@ pub(crate) fn open_drive(
 /// A directory without a superblock is taken only if it holds nothing of somebody else's.
 fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let ours = |name: &str| {
-        name == "LOCK" || name == JOURNAL || name == CHECKPOINT || segment_number(name).is_some()
+        name == "LOCK"
+            || [JOURNAL, CHECKPOINT, NAMES].contains(&name)
+            || segment_number(name).is_some()
     };
     match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
         None => Ok(()),
@@ -132,7 +135,7 @@ fn create_drive(
     // Refused before anything is changed, so that a corrected configuration finds no leftovers.
     geometry_of(config, &superblock)?;
     for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
+        if segment_number(&name).is_some() || [JOURNAL, CHECKPOINT, NAMES].contains(&&*name) {
             disk.remove(&name)?;
         }
     }
@@ -148,13 +151,14 @@ fn with_geometry(
     lock: Option<DirLock>,
 ) -> Result<Drive> {
     let geometry = geometry_of(config, &superblock)?;
-    let (journal, journal_pages) = open_journal(disk.as_ref(), journal_pages(config))?;
+    let (journal, journal_pages) =
+        open_journal(disk.as_ref(), journal_pages(config.nvme_capacity))?;
     let lock = Mutex::new(lock);
     Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
 }
 
-fn journal_pages(config: &StoreConfig) -> u64 {
-    (config.nvme_capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
+fn journal_pages(capacity: u64) -> u64 {
+    (capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
 }
 
 fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry> {
@@ -165,9 +169,7 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry
              leave the field out, or name a new directory"
         )));
     }
-    let kept = DIRECTORY_BYTES + journal_pages(config) * PAGE_BYTES;
-    let usable = config.nvme_capacity.saturating_sub(kept);
-    let segments = u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX);
+    let segments = segments_of(config.nvme_capacity, segment_bytes);
     if segments == 0 {
         return Err(config_error(format!(
             "`nvme_capacity` of {} is smaller than one segment of the directory, {segment_bytes} \
@@ -179,15 +181,71 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry
     Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
 }
 
+/// Segments of a drive of `capacity` bytes.
+pub(crate) fn segments_of(capacity: u64, segment_bytes: u64) -> u32 {
+    // Twice the names, since they are replaced whole; the least of them fit in the directory's own.
+    let names = 2 * names::file_bytes(capacity) - 2 * names::file_bytes(0);
+    let kept = DIRECTORY_BYTES + names + journal_pages(capacity) * PAGE_BYTES;
+    let usable = capacity.saturating_sub(kept);
+    u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX)
+}
+
+/// The superblock of a directory, or why there is none that could be believed.
+pub(crate) fn superblock_in(disk: &dyn Disk) -> Result<std::result::Result<Superblock, String>> {
+    let found = match disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64) {
+        Err(err) if err.kind() == ErrorKind::FormatMismatch => Some(vec![0xff]),
+        other => other?,
+    };
+    let pages = |bytes: u64| bytes > 0 && bytes.is_multiple_of(PAGE_BYTES);
+    Ok(match found.as_deref().map(Superblock::decode) {
+        None => Err("is no store".to_owned()),
+        Some(Decoded::Valid(s)) if pages(s.segment_bytes) && s.header_stride >= 512 => Ok(s),
+        Some(Decoded::OtherVersion(version)) => Err(format!(
+            "was written by format version {version}; this program reads version {FORMAT_VERSION}"
+        )),
+        Some(_) => Err("has a damaged superblock".to_owned()),
+    })
+}
+
+/// The bytes of a checkpoint; too long a one is a damaged one.
+pub(crate) fn checkpoint_in(disk: &dyn Disk) -> Result<Option<Vec<u8>>> {
+    match disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES) {
+        Err(err) if err.kind() == ErrorKind::FormatMismatch => Ok(Some(Vec::new())),
+        other => other,
+    }
+}
+
+/// Removes the checkpoint, where there is one.
+pub(crate) fn take_away_checkpoint(disk: &dyn Disk) -> Result<()> {
+    match disk.remove(CHECKPOINT) {
+        Err(err) if err.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// The tombstones in a directory's journal, and the pages up to the last one in use; none where
+/// there is no journal.
+pub(crate) fn journal_in(
+    disk: &dyn Disk,
+    name: &str,
+    store: &[u8; 16],
+) -> Result<(Vec<Tombstone>, u64)> {
+    let (file, bytes) = match disk.open(name) {
+        Err(err) if err.kind() == ErrorKind::NotFound => return Ok((Vec::new(), 0)),
+        other => other?,
+    };
+    read_journal(disk, file, (bytes / PAGE_BYTES).min(MAX_JOURNAL_PAGES), store)
+}
+
 /// Every segment is a file that stays open: what cannot be had then is refused now.
 fn check_segments(segments: u32) -> Result<()> {
-    let files = open_files_limit().map_or(MAX_SEGMENTS, |limit| limit.saturating_sub(OTHER_FILES));
-    if u64::from(segments) <= files.min(MAX_SEGMENTS) {
+    let files = open_files_limit().map_or(SEGMENTS_MOST, |limit| limit.saturating_sub(OTHER_FILES));
+    if u64::from(segments) <= files.min(SEGMENTS_MOST) {
         return Ok(());
     }
     Err(config_error(format!(
         "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
-         {files} open, and {MAX_SEGMENTS} at most: raise its limit of open files (`ulimit -n`), \
+         {files} open, and {SEGMENTS_MOST} at most: raise its limit of open files (`ulimit -n`), \
          give less, or make a new directory with larger `segment_bytes`"
     )))
 }
@@ -238,15 +296,35 @@ pub(crate) fn found_segments(
     geometry: &Geometry,
     checkpoint: Option<Checkpoint>,
 ) -> Result<Vec<Event>> {
-    let mut events = Vec::new();
+    let Looked { found, misfits } = look_at_segments(disk, drive, geometry, checkpoint)?;
+    for name in misfits {
+        // Beyond the capacity, or cut short by somebody: its space is given back.
+        tracing::warn!(name, "a segment file does not fit the store: removed");
+        disk.remove(&name)?;
+    }
+    Ok(found.into_iter().map(Event::Found).collect())
+}
+
+/// What the segments of a directory hold, and files that do not fit the geometry.
+pub(crate) struct Looked {
+    pub(crate) found: Vec<FoundSegment>,
+    pub(crate) misfits: Vec<String>,
+}
+
+/// Reads a directory's segments; changes nothing.
+pub(crate) fn look_at_segments(
+    disk: &dyn Disk,
+    drive: DriveId,
+    geometry: &Geometry,
+    checkpoint: Option<Checkpoint>,
+) -> Result<Looked> {
+    let mut looked = Looked { found: Vec::new(), misfits: Vec::new() };
     let mut known = checkpoint.map(by_segment);
     for (name, _) in disk.list()? {
         let Some(segment) = segment_number(&name) else { continue };
         let (file, bytes) = disk.open(&name)?;
         if segment >= geometry.segments || bytes != geometry.segment_bytes {
-            // Beyond the capacity, or cut short by somebody: its space is given back.
-            tracing::warn!(name, bytes, "a segment file does not fit the store: removed");
-            disk.remove(&name)?;
+            looked.misfits.push(name);
             continue;
         }
         let mut found = match &mut known {
@@ -254,9 +332,9 @@ pub(crate) fn found_segments(
             None => read_segment(disk, geometry, segment, file),
         };
         found.drive = drive;
-        events.push(Event::Found(found));
+        looked.found.push(found);
     }
-    Ok(events)
+    Ok(looked)
 }
 
 /// What a checkpoint says of one segment.
@@ -291,7 +369,13 @@ fn by_segment(checkpoint: Checkpoint) -> HashMap<u32, Known> {
     known
 }
 
-fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId) -> FoundSegment {
+/// The header and the table of one segment.
+pub(crate) fn read_segment(
+    disk: &dyn Disk,
+    geometry: &Geometry,
+    segment: u32,
+    file: FileId,
+) -> FoundSegment {
     let mut found =
         FoundSegment { drive: 0, segment, file, header: None, records: Vec::new(), damaged: 0 };
     let read = |offset: u64, len: usize| -> Result<AlignedBuf> {

@@ -176,7 +176,7 @@ impl Machine {
         let key = block.key;
         let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
         self.refresh(id);
-        let Some(into) = self.memory_for_slabs(&lens) else {
+        let Some(into) = self.memory_for_slabs(key.ns, &lens) else {
             self.table.get_mut(id).expect("mapped blocks exist").load = None;
             self.refresh(id);
             return false;
@@ -331,6 +331,11 @@ impl Machine {
             if matches!(state, State::Loading) {
                 *state = State::Miss(reason);
                 given_up.push(Self::full(get.ns, *key));
+            }
+        }
+        if reason == MissReason::Deadline {
+            for key in &given_up {
+                self.log.push(self.now, LogKind::Slow, key, Some(Tier::Nvme));
             }
         }
         given_up.into_iter().for_each(|key| self.stop_waiting(&key, op));

@@ -10,7 +10,7 @@ use crate::index::FullKey;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tiered_kv_types::{
-    BlockKey, Buried, NamespaceId, RecordHeader, Tier, Tombstone, round_up_to_page,
+    BlockKey, Buried, NamespaceId, RecordHeader, TenantId, Tier, Tombstone, round_up_to_page,
 };
 
 /// Which of the records found is meant: the segment's place among those found, the record's place
@@ -163,8 +163,10 @@ impl Machine {
         // In rising order of generation, so that the newest complete one stays.
         let mut newest: BTreeMap<FullKey, SmallVec<[At; 1]>> = BTreeMap::new();
         for ((key, _), mut parts) in groups {
+            // One that was being moved is in two places: the copies are equal.
+            parts.sort_by_key(|at| (found.record(*at).slab, found.place(*at)));
+            parts.dedup_by_key(|at| (found.record(*at).slab, found.place(*at).0));
             if found.is_complete(&parts) {
-                parts.sort_by_key(|at| found.record(*at).slab);
                 newest.insert(key, parts);
             }
         }
@@ -199,7 +201,8 @@ impl Machine {
             generation: first.generation,
             put_id: first.put_id,
             stored_unix_ns: first.stored_unix_ns,
-            shape: self.shape(&classes),
+            tenant: TenantId(first.tenant),
+            shape: self.shape(&classes, None),
             slabs,
             head_groups,
             in_dram: false,
@@ -225,6 +228,9 @@ impl Machine {
         });
         self.table.count_child(id, Tier::Nvme, true);
         self.nvme_blocks += 1;
+        let usage = self.usage_of(key.ns);
+        usage.nvme_blocks += 1;
+        usage.nvme_bytes += classes.iter().sum::<u64>();
         self.counters.recovered += 1;
         self.counters.recovered_bytes += bytes;
         id

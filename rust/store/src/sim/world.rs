@@ -14,7 +14,9 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use tiered_kv_io::{Arena, ArenaConfig, Entropy, MemDisk, Region, RegionSlot, SeededEntropy};
 use tiered_kv_policy::Lru;
-use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId};
+use tiered_kv_types::{
+    BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId, TenantId,
+};
 
 const KEYS: u64 = 24;
 const MEMORY: Geometry = Geometry { segment_bytes: 32 << 10, segments: 4, header_stride: 0 };
@@ -180,7 +182,7 @@ impl World {
         let computed = if self.draw(4) == 0 { ComputedBy::Decode } else { ComputedBy::Prefill };
         let item = |(key, depth, parent): (BlockKey, u32, Option<BlockKey>)| {
             let info = BlockInfo { depth, tokens: 16, computed, ..BlockInfo::default() };
-            PutItem { key, parent, info }
+            PutItem { key, parent, info, tenant: TenantId::NONE }
         };
         let items: Vec<PutItem> = chain.into_iter().map(item).collect();
         let keys: Vec<BlockKey> = items.iter().map(|i| i.key).collect();
