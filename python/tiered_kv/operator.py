@@ -145,7 +145,7 @@ def _elsewhere(
     fields: Mapping[str, str] | None,
     tokens: Sequence[int] | Buffer | None,
 ) -> list[Row]:
-    """Other namespaces that have blocks, those that hold most of the prompt and differ least first."""
+    """Other namespaces that have blocks, those first that hold most of the prompt."""
     others: list[Row] = []
     for row in namespaces(core):
         known = row["fields"]

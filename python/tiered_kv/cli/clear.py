@@ -145,7 +145,9 @@ def resize(
     if not dry_run:
         if lost:
             amount = size(sum(row["lost_bytes"] for row in rows))
-            question = f"{lost} blocks ({amount}) have no place in the new capacity and will be lost"
+            question = (
+                f"{lost} blocks ({amount}) have no place in the new capacity and will be lost"
+            )
             confirm(question, yes=yes, as_json=as_json)
         rows = _core.resize(paths, bytes_)
     if as_json:
@@ -160,5 +162,7 @@ def resize(
             markup=False,
             soft_wrap=True,
         )
-    done = "nothing was changed" if dry_run else f"open it with nvme_capacity = {bytes_} from now on"
+    done = (
+        "nothing was changed" if dry_run else f"open it with nvme_capacity = {bytes_} from now on"
+    )
     console.print(done)

@@ -48,7 +48,9 @@ def _spec(path: Path) -> tuple[bytes, dict[str, str]]:
         spec = NamespaceSpec(layout=KvLayout(**layout), **found)
     except (AttributeError, KeyError, TypeError) as error:
         what = f"--spec {path} is no specification ({error})"
-        raise usage_error(f"{what}: give the fields of NamespaceSpec, `layout` as a table") from error
+        raise usage_error(
+            f"{what}: give the fields of NamespaceSpec, `layout` as a table"
+        ) from error
     return _core.describe_spec(spec.canonical())
 
 
@@ -76,12 +78,8 @@ def explain(
         Path | None,
         typer.Option(help="The namespace that was asked for: a TOML or JSON file of its fields."),
     ] = None,
-    namespace: Annotated[
-        str | None, typer.Option(help="Instead: digits of its digest.")
-    ] = None,
-    tokens: Annotated[
-        Path | None, typer.Option(help="The prompt: a file of token ids.")
-    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="Instead: digits of its digest.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="The prompt: a file of token ids.")] = None,
     keys: Annotated[
         list[str] | None, typer.Option("--keys", help="Instead: a key in hexadecimal; repeatable.")
     ] = None,
@@ -128,7 +126,7 @@ def _show(found: dict[str, Any]) -> None:
     console = people(as_json=False)
     table = Table(box=None)
     for name in ("block", "key", "cause", "why"):
-        table.add_column(name, no_wrap=name == "key")
+        table.add_column(name, overflow="fold")
     for index, row in enumerate(found["keys"]):
         table.add_row(str(index), row["key"].hex()[:16], row["cause"], row["why"])
     console.print(table)

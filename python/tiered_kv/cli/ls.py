@@ -82,9 +82,9 @@ def _namespaces_table(rows: list[dict[str, Any]]) -> Any:
     table = Table(box=None)
     for name in ("namespace", "model", "kv_dtype", "blocks", "bytes", "dram", "nvme", "quota"):
         right = name not in ("namespace", "model", "kv_dtype")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name == "namespace")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for name in ("oldest", "newest", "tenants"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for row in rows:
         fields = row["fields"] or {}
         tenants = [_short(tenant) for tenant in row["tenants"] if tenant is not None]
@@ -118,11 +118,11 @@ def _blocks_table(rows: list[dict[str, Any]]) -> Any:
 
     table = Table(box=None)
     for name in ("namespace", "key"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     for name in ("depth", "tokens", "bytes"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for name in ("tiers", "stored", "computed", "type", "tenant", "generation"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(
             _short(row["namespace"]),
@@ -227,5 +227,7 @@ def _details(row: dict[str, Any]) -> Any:
         table.add_row(name, "-" if value is None else str(value))
     for number, slab in enumerate(row["slabs"]):
         place = "" if slab["slot"] is None else f", segment {slab['segment']} slot {slab['slot']}"
-        table.add_row(f"slab {number}", f"{slab['bytes']} bytes, crc32c {slab['crc32c']:08x}{place}")
+        table.add_row(
+            f"slab {number}", f"{slab['bytes']} bytes, crc32c {slab['crc32c']:08x}{place}"
+        )
     return table

@@ -157,7 +157,9 @@ def digits(text: str, what: str) -> str:
     """
     text = text.lower()
     if not _HEX.fullmatch(text) or not 4 <= len(text) <= 64:
-        raise usage_error(f"{what} {text[:80]!r}: give 4 to 64 hexadecimal digits, as `ls` shows them")
+        raise usage_error(
+            f"{what} {text[:80]!r}: give 4 to 64 hexadecimal digits, as `ls` shows them"
+        )
     return text
 
 
@@ -178,7 +180,9 @@ def the_one(found: list[bytes], text: str, what: str) -> bytes:
     if not found:
         raise usage_error(f"the store has no {what} {text}: see `tiered-kv ls`")
     if len(found) > 1:
-        raise usage_error(f"{len(found)} of the store's begin with {text}: give more digits of the {what}")
+        raise usage_error(
+            f"{len(found)} of the store's begin with {text}: give more digits of the {what}"
+        )
     return found[0]
 
 
@@ -241,7 +245,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def confirm(question: str, *, yes: bool, as_json: bool, ask: Callable[..., bool] = typer.confirm) -> None:
+def confirm(
+    question: str, *, yes: bool, as_json: bool, ask: Callable[..., bool] = typer.confirm
+) -> None:
     """Asks before something is lost.
 
     Args:
@@ -259,5 +265,7 @@ def confirm(question: str, *, yes: bool, as_json: bool, ask: Callable[..., bool]
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        raise usage_error(f"{question}: give --yes to confirm, or --dry-run to see what would be done")
+        raise usage_error(
+            f"{question}: give --yes to confirm, or --dry-run to see what would be done"
+        )
     ask(f"{question}. Go on?", abort=True, err=True)

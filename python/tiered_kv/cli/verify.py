@@ -125,7 +125,9 @@ def _show(found: dict[str, Any]) -> None:
         name = f"{slab['namespace'].hex()[:16]} {slab['key'].hex()}"
         console.print(f"{slab['what']}: {name} in {where}", markup=False, soft_wrap=True)
     if found["damaged_headers"]:
-        console.print(f"{found['damaged_headers']} record headers are damaged: they are not believed")
+        console.print(
+            f"{found['damaged_headers']} record headers are damaged: they are not believed"
+        )
     for path in found["damaged_checkpoints"]:
         console.print(f"the checkpoint of {path} is damaged: it is not believed", markup=False)
     for name in found["misfits"]:

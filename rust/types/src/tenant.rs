@@ -28,6 +28,6 @@ mod tests {
         assert_ne!(TenantId::of("a"), TenantId::of("b"));
         assert_ne!(TenantId::of("a"), TenantId::NONE);
         // What is on disk already must go on meaning the same.
-        assert_eq!(crate::hex(&TenantId::of("acme").0), "PINNED");
+        assert_eq!(crate::hex(&TenantId::of("acme").0), "7fd4b27e51212652460ea93cb55295e5");
     }
 }

@@ -6,7 +6,7 @@ use crate::directory::{found_segments, open_journal, read_journal};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::machine::{
     Command, Doomed, DriveParts, Event, Geometry, GetTarget, HoldId, Limits, Machine, Now, OpId,
-    Outcome, Parts, PutItem, PutStatus,
+    Outcome, Parts, PutItem, PutStatus, Quota,
 };
 use crate::resident::{FreedSlots, Resident};
 use std::collections::BTreeMap;
@@ -78,6 +78,12 @@ pub(super) fn is_staging(seed: u64) -> bool {
     seed % 3 == 2
 }
 
+/// Every fourth seed limits one of the namespaces, in memory only where that is a tier.
+pub(super) fn quota_of(seed: u64) -> Option<Quota> {
+    let dram = Some(48 << 10).filter(|_| !is_staging(seed));
+    (seed % 4 == 1).then_some(Quota { dram_bytes: dram, nvme_bytes: Some(40 << 10) })
+}
+
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let layouts = [
@@ -86,7 +92,7 @@ impl World {
         ];
         let disks = vec![MemDisk::new(), MemDisk::new()];
         let staging = is_staging(seed);
-        let (machine, index) = boot(&disks, &layouts, staging);
+        let (machine, index) = boot(&disks, &layouts, staging, quota_of(seed));
         // Slots on page addresses, and on none.
         let strides = [if seed.is_multiple_of(2) { 8192 } else { 5000 }, 12_000];
         let regions = [0, 1].map(|ns: usize| region(&layouts[ns], strides[ns]));
@@ -377,7 +383,7 @@ impl World {
         }
         let crash = |disk: &MemDisk| disk.crash(|_| coin.next_u64().is_multiple_of(2));
         self.disks = self.disks.iter().map(crash).collect();
-        let (machine, index) = boot(&self.disks, &self.layouts, self.staging);
+        let (machine, index) = boot(&self.disks, &self.layouts, self.staging, quota_of(self.seed));
         self.machine = machine;
         self.index = index;
         let index = &self.index;
@@ -411,7 +417,12 @@ impl World {
 }
 
 /// A machine on what the disk holds.
-fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc<ReadIndex>) {
+fn boot(
+    disks: &[MemDisk],
+    layouts: &[KvLayout],
+    staging: bool,
+    quota: Option<Quota>,
+) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
     let index = Arc::new(ReadIndex::new(1, staging));
@@ -452,5 +463,8 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc
     events.push(Event::FoundTombstones { tombstones, pages });
     events.push(Event::Recovered { complete: true, tables_read: true });
     machine.recover(Now::default(), events);
+    // What recovery brings back beyond it goes at once: nothing is leased or being written yet.
+    let within = quota.is_none_or(|quota| machine.set_quota(0, quota) == Some(true));
+    assert!(within, "a quota holds from the first write");
     (machine, index)
 }
