@@ -1,4 +1,4 @@
-//! What operators do: listing, explaining, clearing, verifying and resizing, on live and closed stores.
+//! What operators do: listing, explaining, clearing, verifying and resizing.
 
 mod support;
 

@@ -55,8 +55,8 @@ def directories(dirs: list[Path] | None) -> list[Path]:
     if dirs:
         return dirs
     paths = StoreConfig.from_env().nvme_paths
-    one = isinstance(paths, str | os.PathLike)
-    found = [Path(paths)] if one else [Path(path) for path in paths]  # type: ignore[arg-type, union-attr]
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    found = [Path(path) for path in several]
     if not found or found == [Path()]:
         raise usage_error("no store is named: give --dir, or set TIERED_KV_NVME_PATHS")
     return found

@@ -73,8 +73,8 @@ impl Machine {
         (self.namespace_id(block.key.ns), block.key.key)
     }
 
-    /// What is to be done so that a drive keeps its first `segments` segments: blocks in others move
-    /// to free slots, roots before leaves and the newest first, as far as there are any.
+    /// What is to be done so that a drive keeps its first `segments` segments: blocks in others
+    /// move to free slots, roots before leaves and the newest first, as far as there are any.
     pub(crate) fn shrink(&self, drive: DriveId, segments: u32) -> Shrink {
         let slots = &self.drives[usize::from(drive)].slots;
         let mut free: BTreeMap<u64, Vec<SlotId>> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! A closed store, read without changing anything in it: recovery into a machine that nobody drives.
+//! A closed store, read without changing anything in it: recovery into a machine that nobody
+//! drives.
 
 use super::answers::{Question, Reply, append_unmet, read, unmet};
 use crate::directory::{
