@@ -361,7 +361,10 @@ class StoreBase:
         return self._core.health()
 
     def audit(self) -> dict[str, Any]:
-        """Recounts everything; `faults` lists what does not fit together, none when all is well."""
+        """Recounts everything; `faults` lists what does not fit together, none when all is well.
+
+        `drives_idle`: nothing is on its way to a drive that has room for it.
+        """
         return self._core.audit()
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:

@@ -95,6 +95,7 @@ pub(crate) fn audit<'py>(py: Python<'py>, audit: &Audit) -> PyResult<Bound<'py, 
     all.set_item("dram_owned_bytes", audit.dram_owned_bytes)?;
     all.set_item("nvme_block_bytes", audit.nvme_block_bytes)?;
     all.set_item("nvme_used_bytes", audit.nvme_used_bytes)?;
+    all.set_item("drives_idle", audit.drives_idle)?;
     all.set_item("faults", &audit.faults)?;
     Ok(all)
 }

@@ -17,17 +17,18 @@ use tiered_kv_types::{
     Result, SegmentHeader, StoreConfig, Superblock, Tombstone, hex,
 };
 
-const CHECKPOINT: &str = "checkpoint.tkv";
-const SUPERBLOCK: &str = "superblock.tkv";
+pub(crate) const CHECKPOINT: &str = "checkpoint.tkv";
+pub(crate) const SUPERBLOCK: &str = "superblock.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Most segments of a drive: 16 TiB at 256 MiB each.
 pub(crate) const SEGMENTS_MOST: u64 = 65_536;
-/// Open files that are left to everything but segments.
-const OTHER_FILES: u64 = 64;
+/// Open files that are left to everything but segments, and those of a drive beside them.
+const OTHER_FILES: u64 = 56;
+const FILES_A_DRIVE: u64 = 8;
 /// Pages of the journal: a 64th of the capacity within these bounds.
 const MIN_JOURNAL_PAGES: u64 = 8;
-const MAX_JOURNAL_PAGES: u64 = 256;
+pub(crate) const MAX_JOURNAL_PAGES: u64 = 256;
 
 /// An opened drive.
 pub(crate) struct Drive {
@@ -41,6 +42,35 @@ pub(crate) struct Drive {
     lock: Mutex<Option<DirLock>>,
 }
 
+/// Segment files that this process may still open: every one of every drive stays open.
+pub(crate) struct OpenFiles {
+    left: u64,
+    /// Drives that are still to be opened.
+    drives: u64,
+}
+
+impl OpenFiles {
+    /// What the process' limit leaves to this many drives.
+    pub(crate) fn of(drives: usize) -> Self {
+        let drives = drives as u64;
+        let most = SEGMENTS_MOST.saturating_mul(drives);
+        let others = OTHER_FILES + drives * FILES_A_DRIVE;
+        let left = open_files_limit().map_or(most, |limit| limit.saturating_sub(others));
+        Self { left, drives }
+    }
+
+    /// What a new drive may take, so that as much is left for each of those behind it.
+    fn share(&self) -> u64 {
+        self.left / self.drives.max(1)
+    }
+
+    /// Books an opened drive, or one that is lost.
+    pub(crate) fn take(&mut self, segments: u32) {
+        self.left = self.left.saturating_sub(segments.into());
+        self.drives = self.drives.saturating_sub(1);
+    }
+}
+
 fn config_error(context: String) -> Error {
     Error::new(ErrorKind::Config, "open", context)
 }
@@ -50,6 +80,7 @@ pub(crate) fn open_drive(
     seams: &Seams,
     dir: &Path,
     number: DriveId,
+    files: &OpenFiles,
 ) -> Result<Drive> {
     // The lock first: opening the files clears what a crash left half written.
     let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
@@ -66,7 +97,8 @@ pub(crate) fn open_drive(
                 && superblock.segment_bytes.is_multiple_of(PAGE_BYTES)
                 && superblock.header_stride >= stride;
             if usable {
-                return with_geometry(config, dir, disk, superblock, lock);
+                let geometry = geometry_of(config, &superblock, files.left)?;
+                return with_geometry(config, dir, disk, (superblock, geometry), lock);
             }
             "has a superblock whose sizes do not fit this machine's devices".to_owned()
         }
@@ -76,12 +108,12 @@ pub(crate) fn open_drive(
         Some(Decoded::Empty | Decoded::Damaged) => "has a damaged superblock".to_owned(),
         None => {
             refuse_strangers(disk.as_ref(), dir)?;
-            return create_drive(config, seams, dir, disk, (number, stride), lock);
+            return create_drive(config, seams, (dir, disk), (number, stride), lock, files);
         }
     };
     if config.on_format_mismatch == OnFormatMismatch::Reset {
         tracing::warn!(dir = %dir.display(), "the directory {mismatch}: it is reset");
-        return create_drive(config, seams, dir, disk, (number, stride), lock);
+        return create_drive(config, seams, (dir, disk), (number, stride), lock, files);
     }
     Err(Error::new(
         ErrorKind::FormatMismatch,
@@ -118,10 +150,10 @@ fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
 fn create_drive(
     config: &StoreConfig,
     seams: &Seams,
-    dir: &Path,
-    disk: Arc<dyn Disk>,
+    (dir, disk): (&Path, Arc<dyn Disk>),
     (drive, header_stride): (DriveId, u32),
     lock: Option<DirLock>,
+    files: &OpenFiles,
 ) -> Result<Drive> {
     let mut store = [0; 16];
     seams.entropy.fill(&mut store);
@@ -133,24 +165,23 @@ fn create_drive(
         created_unix_ns: seams.clock.unix_nanos(),
     };
     // Refused before anything is changed, so that a corrected configuration finds no leftovers.
-    geometry_of(config, &superblock)?;
+    let geometry = geometry_of(config, &superblock, files.share())?;
     for (name, _) in disk.list()? {
         if segment_number(&name).is_some() || [JOURNAL, CHECKPOINT, NAMES].contains(&&*name) {
             disk.remove(&name)?;
         }
     }
     disk.write_file(SUPERBLOCK, &superblock.encode())?;
-    with_geometry(config, dir, disk, superblock, lock)
+    with_geometry(config, dir, disk, (superblock, geometry), lock)
 }
 
 fn with_geometry(
     config: &StoreConfig,
     dir: &Path,
     disk: Arc<dyn Disk>,
-    superblock: Superblock,
+    (superblock, geometry): (Superblock, Geometry),
     lock: Option<DirLock>,
 ) -> Result<Drive> {
-    let geometry = geometry_of(config, &superblock)?;
     let (journal, journal_pages) =
         open_journal(disk.as_ref(), journal_pages(config.nvme_capacity))?;
     let lock = Mutex::new(lock);
@@ -161,7 +192,7 @@ fn journal_pages(capacity: u64) -> u64 {
     (capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
 }
 
-fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry> {
+fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Result<Geometry> {
     let segment_bytes = superblock.segment_bytes;
     if config.segment_bytes.is_some_and(|asked| asked != segment_bytes) {
         return Err(config_error(format!(
@@ -177,7 +208,7 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry
             config.nvme_capacity
         )));
     }
-    check_segments(segments)?;
+    check_segments(segments, files)?;
     Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
 }
 
@@ -190,63 +221,16 @@ pub(crate) fn segments_of(capacity: u64, segment_bytes: u64) -> u32 {
     u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX)
 }
 
-/// The superblock of a directory, or why there is none that could be believed.
-pub(crate) fn superblock_in(disk: &dyn Disk) -> Result<std::result::Result<Superblock, String>> {
-    let found = match disk.read_file(SUPERBLOCK, SUPERBLOCK_BYTES as u64) {
-        Err(err) if err.kind() == ErrorKind::FormatMismatch => Some(vec![0xff]),
-        other => other?,
-    };
-    let pages = |bytes: u64| bytes > 0 && bytes.is_multiple_of(PAGE_BYTES);
-    Ok(match found.as_deref().map(Superblock::decode) {
-        None => Err("is no store".to_owned()),
-        Some(Decoded::Valid(s)) if pages(s.segment_bytes) && s.header_stride >= 512 => Ok(s),
-        Some(Decoded::OtherVersion(version)) => Err(format!(
-            "was written by format version {version}; this program reads version {FORMAT_VERSION}"
-        )),
-        Some(_) => Err("has a damaged superblock".to_owned()),
-    })
-}
-
-/// The bytes of a checkpoint; too long a one is a damaged one.
-pub(crate) fn checkpoint_in(disk: &dyn Disk) -> Result<Option<Vec<u8>>> {
-    match disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES) {
-        Err(err) if err.kind() == ErrorKind::FormatMismatch => Ok(Some(Vec::new())),
-        other => other,
-    }
-}
-
-/// Removes the checkpoint, where there is one.
-pub(crate) fn take_away_checkpoint(disk: &dyn Disk) -> Result<()> {
-    match disk.remove(CHECKPOINT) {
-        Err(err) if err.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// The tombstones in a directory's journal, and the pages up to the last one in use; none where
-/// there is no journal.
-pub(crate) fn journal_in(
-    disk: &dyn Disk,
-    name: &str,
-    store: &[u8; 16],
-) -> Result<(Vec<Tombstone>, u64)> {
-    let (file, bytes) = match disk.open(name) {
-        Err(err) if err.kind() == ErrorKind::NotFound => return Ok((Vec::new(), 0)),
-        other => other?,
-    };
-    read_journal(disk, file, (bytes / PAGE_BYTES).min(MAX_JOURNAL_PAGES), store)
-}
-
 /// Every segment is a file that stays open: what cannot be had then is refused now.
-fn check_segments(segments: u32) -> Result<()> {
-    let files = open_files_limit().map_or(SEGMENTS_MOST, |limit| limit.saturating_sub(OTHER_FILES));
+fn check_segments(segments: u32, files: u64) -> Result<()> {
     if u64::from(segments) <= files.min(SEGMENTS_MOST) {
         return Ok(());
     }
     Err(config_error(format!(
         "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
-         {files} open, and {SEGMENTS_MOST} at most: raise its limit of open files (`ulimit -n`), \
-         give less, or make a new directory with larger `segment_bytes`"
+         {files} open beside those of the other drives, and {SEGMENTS_MOST} at most: raise its \
+         limit of open files (`ulimit -n`), give less, or make a new directory with larger \
+         `segment_bytes`"
     )))
 }
 

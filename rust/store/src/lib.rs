@@ -29,6 +29,7 @@ mod index;
 mod inspect;
 mod io;
 mod log;
+mod look;
 mod machine;
 mod names;
 mod namespace;
@@ -46,6 +47,8 @@ mod seams;
 mod sim;
 mod stats;
 mod store;
+#[cfg(test)]
+mod unlocked;
 
 pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,

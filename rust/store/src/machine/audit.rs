@@ -21,6 +21,8 @@ pub struct Audit {
     pub nvme_block_bytes: u64,
     /// Bytes of slots on the drive that are used, by the books.
     pub nvme_used_bytes: u64,
+    /// Nothing is on its way to a drive, no block, no header, no tombstone, that has room there.
+    pub drives_idle: bool,
     /// What does not fit together, in words; empty when all is well.
     pub faults: Vec<String>,
 }
@@ -33,6 +35,7 @@ impl Machine {
             dram_used_bytes: self.memory.used_bytes(),
             dram_owned_bytes: self.arena.taken_bytes(),
             nvme_used_bytes: self.drives.iter().map(|d| d.slots.used_bytes()).sum(),
+            drives_idle: self.nothing_to_write(),
             ..Audit::default()
         };
         let mut drive_slots: BTreeSet<(DriveId, SlotId)> = BTreeSet::new();

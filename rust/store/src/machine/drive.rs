@@ -75,14 +75,6 @@ impl Drive {
         self.faults = 0;
     }
 
-    /// Gives slots back that were taken and not written: a header that was to be zeroed still is.
-    pub(super) fn untake(&mut self, slots: &[SlotId]) {
-        for slot in slots {
-            self.slots.free(*slot);
-            self.clears.insert(*slot);
-        }
-    }
-
     pub(super) fn segment_header(&self, segment: u32) -> SegmentHeader {
         let geometry = self.slots.geometry();
         let (slots, data_offset) = self.slots.shape(segment);

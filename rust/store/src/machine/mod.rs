@@ -44,7 +44,7 @@ pub use usage::{Quota, Usage};
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
-use crate::resident::FreedSlots;
+use crate::resident::{EnteringBytes, FreedSlots};
 use crate::stats::Counters;
 use drive::Drive;
 use flush::FlushOp;
@@ -153,7 +153,8 @@ pub(crate) struct Machine {
     /// Blocks that wait to be durable, in the order in which they became visible.
     dirty: BTreeMap<u64, BlockId>,
     dirty_bytes: u64,
-    copying_bytes: u64,
+    /// Bytes on their way in; they count as dirty.
+    entering: EnteringBytes,
     loading_bytes: u64,
     dram_blocks: u64,
     nvme_blocks: u64,
@@ -201,7 +202,7 @@ impl Machine {
             timers: BTreeSet::new(),
             dirty: BTreeMap::new(),
             dirty_bytes: 0,
-            copying_bytes: 0,
+            entering: EnteringBytes::default(),
             loading_bytes: 0,
             dram_blocks: 0,
             nvme_blocks: 0,

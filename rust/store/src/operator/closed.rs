@@ -2,11 +2,10 @@
 //! drives.
 
 use super::answers::{Question, Reply, append_unmet, read, unmet};
-use crate::directory::{
-    Looked, SEGMENTS_MOST, checkpoint_in, journal_in, look_at_segments, superblock_in,
-};
+use crate::directory::{Looked, SEGMENTS_MOST, look_at_segments};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::{JOURNAL, segment_number};
+use crate::look::{checkpoint_in, journal_in, superblock_in};
 use crate::machine::{DriveId, DriveParts, Event, Geometry, Limits, Machine, Now, Parts};
 use crate::names::Names;
 use crate::resident::FreedSlots;

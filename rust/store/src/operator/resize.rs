@@ -5,8 +5,9 @@
 //! lost than does not fit.
 
 use super::ClosedStore;
-use crate::directory::{segments_of, take_away_checkpoint};
+use crate::directory::segments_of;
 use crate::io::{segment_name, segment_number};
+use crate::look::take_away_checkpoint;
 use crate::machine::{DriveId, SlabMove};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -4,6 +4,8 @@
 //! some of them, moves the clock, and cuts the power with a random part of the unsynced writes
 //! lost. An oracle knows every payload that may be returned for a key.
 
+mod by_hand;
+mod crash_points;
 mod memory;
 mod oracle;
 mod perform;

@@ -176,6 +176,8 @@ impl World {
             // The first two blocks of every path are shared.
             bytes[0] = if depth < 2 { 0 } else { path as u8 + 1 };
             bytes[1] = depth as u8;
+            // Neighbours lie on different drives.
+            bytes[8] = depth as u8;
             bytes[9] = ns as u8;
             BlockKey(bytes)
         };
