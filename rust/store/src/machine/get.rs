@@ -326,15 +326,18 @@ impl Machine {
         get.ended = Some(reason);
         get.loading = 0;
         get.cancel.set(true);
-        let mut given_up = Vec::new();
+        let (mut given_up, mut slow) = (Vec::new(), Vec::new());
         for (key, state) in get.keys.iter().zip(&mut get.states) {
+            if matches!(state, State::Loading | State::Reading) {
+                slow.push(Self::full(get.ns, *key));
+            }
             if matches!(state, State::Loading) {
                 *state = State::Miss(reason);
                 given_up.push(Self::full(get.ns, *key));
             }
         }
         if reason == MissReason::Deadline {
-            for key in &given_up {
+            for key in &slow {
                 self.log.push(self.now, LogKind::Slow, key, Some(Tier::Nvme));
             }
         }
