@@ -27,6 +27,10 @@ fn run(seed: u64, steps: usize) -> Ran {
         world.step();
         let audit = world.machine.audit();
         assert!(audit.faults.is_empty(), "seed {seed}, step {step}: {:?}", audit.faults);
+        if let Some(quota) = world::quota_of(seed) {
+            let usage = world.machine.usage(0);
+            assert!(usage.is_within(&quota), "seed {seed}, step {step}: {usage:?}");
+        }
         world.check_canaries();
         assert_eq!(audit.nvme_used_bytes, audit.nvme_block_bytes, "seed {seed}, step {step}");
         assert_eq!(audit.dram_used_bytes, audit.dram_owned_bytes, "seed {seed}, step {step}");

@@ -7,7 +7,7 @@ use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::io::segment_name;
 use crate::machine::{
     Command, Doomed, DriveParts, Event, Geometry, GetTarget, HoldId, Limits, Machine, Now, OpId,
-    Outcome, Parts, PutItem, PutStatus,
+    Outcome, Parts, PutItem, PutStatus, Quota,
 };
 use crate::resident::{FreedSlots, Resident};
 use std::collections::BTreeMap;
@@ -15,7 +15,9 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use tiered_kv_io::{Arena, ArenaConfig, Disk, Entropy, MemDisk, Region, RegionSlot, SeededEntropy};
 use tiered_kv_policy::Lru;
-use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId};
+use tiered_kv_types::{
+    BlockInfo, BlockKey, ComputedBy, KvLayout, MissReason, NamespaceId, TenantId,
+};
 
 const KEYS: u64 = 24;
 const MEMORY: Geometry = Geometry { segment_bytes: 32 << 10, segments: 4, header_stride: 0 };
@@ -78,6 +80,12 @@ pub(super) fn is_staging(seed: u64) -> bool {
     seed % 3 == 2
 }
 
+/// Every fourth seed limits one of the namespaces, in memory only where that is a tier.
+pub(super) fn quota_of(seed: u64) -> Option<Quota> {
+    let dram = Some(48 << 10).filter(|_| !is_staging(seed));
+    (seed % 4 == 1).then_some(Quota { dram_bytes: dram, nvme_bytes: Some(40 << 10) })
+}
+
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let layouts = [
@@ -86,7 +94,7 @@ impl World {
         ];
         let disks = vec![MemDisk::new(), MemDisk::new()];
         let staging = is_staging(seed);
-        let (machine, index) = boot(&disks, &layouts, staging);
+        let (machine, index) = boot(&disks, &layouts, staging, quota_of(seed));
         // Slots on page addresses, and on none.
         let strides = [if seed.is_multiple_of(2) { 8192 } else { 5000 }, 12_000];
         let regions = [0, 1].map(|ns: usize| region(&layouts[ns], strides[ns]));
@@ -186,7 +194,7 @@ impl World {
         let computed = if self.draw(4) == 0 { ComputedBy::Decode } else { ComputedBy::Prefill };
         let item = |(key, depth, parent): (BlockKey, u32, Option<BlockKey>)| {
             let info = BlockInfo { depth, tokens: 16, computed, ..BlockInfo::default() };
-            PutItem { key, parent, info }
+            PutItem { key, parent, info, tenant: TenantId::NONE }
         };
         let items: Vec<PutItem> = chain.into_iter().map(item).collect();
         let keys: Vec<BlockKey> = items.iter().map(|i| i.key).collect();
@@ -399,7 +407,7 @@ impl World {
         }
         let crash = |disk: &MemDisk| disk.crash(|_| coin.next_u64().is_multiple_of(2));
         self.disks = self.disks.iter().map(crash).collect();
-        let (machine, index) = boot(&self.disks, &self.layouts, self.staging);
+        let (machine, index) = boot(&self.disks, &self.layouts, self.staging, quota_of(self.seed));
         self.machine = machine;
         self.index = index;
         let index = &self.index;
@@ -433,7 +441,12 @@ impl World {
 }
 
 /// A machine on what the disk holds.
-fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc<ReadIndex>) {
+fn boot(
+    disks: &[MemDisk],
+    layouts: &[KvLayout],
+    staging: bool,
+    quota: Option<Quota>,
+) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
     let index = Arc::new(ReadIndex::new(1, staging));
@@ -477,5 +490,8 @@ fn boot(disks: &[MemDisk], layouts: &[KvLayout], staging: bool) -> (Machine, Arc
     events.push(Event::FoundTombstones { tombstones, pages });
     events.push(Event::Recovered { complete: true, tables_read: true });
     machine.recover(Now::default(), events);
+    // What recovery brings back beyond it goes at once: nothing is leased or being written yet.
+    let within = quota.is_none_or(|quota| machine.set_quota(0, quota) == Some(true));
+    assert!(within, "a quota holds from the first write");
     (machine, index)
 }
