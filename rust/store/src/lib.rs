@@ -39,8 +39,9 @@ mod request;
 mod reserve;
 mod resident;
 mod seams;
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, feature = "sim"))]
+#[doc(hidden)]
+pub mod sim;
 mod stats;
 mod store;
 
