@@ -11,6 +11,7 @@ mod oracle;
 mod outcome;
 mod perform;
 mod restart;
+mod trace;
 mod world;
 
 use faults::Fault;

@@ -208,7 +208,8 @@ impl Oracle {
                 let gone = matches!(e.kind, LogKind::Fault(_) | LogKind::Deleted);
                 e.key == key && e.seq >= promise.since && (gone || e.tier == Some(Tier::Nvme))
             };
-            let touched = promise.version.unwrap_or_else(|| known.newest()) <= known.touched;
+            let newest = known.stored.last().copied().unwrap_or(0);
+            let touched = promise.version.unwrap_or(newest) <= known.touched;
             if touched || known.in_flight > 0 || log.iter().any(lost) {
                 continue;
             }

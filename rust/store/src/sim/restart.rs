@@ -4,7 +4,7 @@ use super::Report;
 use super::faults::{Fault, Place};
 use super::memory::{REGION_SLOTS, fresh_slots};
 use super::oracle::Found;
-use super::world::{DRIVE, JOURNAL_PAGES, MEMORY, STORE, World, payload};
+use super::world::{DRIVE, JOURNAL_PAGES, MEMORY, STORE, World, version_of};
 use crate::directory::{found_segments, open_journal, read_journal};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::io::segment_name;
@@ -13,7 +13,9 @@ use crate::resident::FreedSlots;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use tiered_kv_io::{Arena, ArenaConfig, Disk, DiskOp, Entropy, FileId, MemDisk, SeededEntropy};
+use tiered_kv_io::{
+    Arena, ArenaConfig, Disk, DiskOp, Entropy, FileId, MemDisk, SeededEntropy, crc32c,
+};
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{BlockKey, Checkpoint, KvLayout, NamespaceId};
 
@@ -99,7 +101,7 @@ impl World {
 
     /// What the drives hold of each block that recovery believed.
     fn inspect(&self) -> BTreeMap<BlockKey, Found> {
-        let mut blocks: BTreeMap<BlockKey, BTreeMap<u16, Vec<u8>>> = BTreeMap::new();
+        let mut blocks: BTreeMap<BlockKey, BTreeMap<u16, (Vec<u8>, bool)>> = BTreeMap::new();
         for (number, disk) in (0..).zip(&self.disks) {
             let Checkpoint { segments, records } = self.machine.checkpoint(number);
             let segments: BTreeMap<u32, _> = segments.iter().map(|s| (s.segment, s)).collect();
@@ -110,16 +112,16 @@ impl World {
                 let mut bytes = vec![0; usize::try_from(segment.slot_bytes).expect("small")];
                 disk.read_at(file, offset, &mut bytes).expect("the simulated disk reads");
                 bytes.truncate(usize::try_from(record.payload_bytes).expect("small"));
-                blocks.entry(record.key).or_default().insert(record.slab, bytes);
+                let intact = crc32c(&bytes) == record.checksum;
+                blocks.entry(record.key).or_default().insert(record.slab, (bytes, intact));
             }
         }
-        let found = |(key, slabs): (BlockKey, BTreeMap<u16, Vec<u8>>)| {
-            let bytes: Vec<u8> = slabs.into_values().flatten().collect();
-            let layout = &self.layouts[usize::from(key.0[9])];
-            let head = bytes.first_chunk().expect("no payload is as short");
-            let version = u64::from_le_bytes(*head);
-            let whole = payload(layout, &key, version) == bytes;
-            (key, if whole { Found::Version(version) } else { Found::Damaged })
+        let found = |(key, slabs): (BlockKey, BTreeMap<u16, (Vec<u8>, bool)>)| {
+            if slabs.values().any(|(_, intact)| !intact) {
+                return (key, Found::Damaged);
+            }
+            let bytes: Vec<u8> = slabs.into_values().flat_map(|(bytes, _)| bytes).collect();
+            (key, Found::Version(version_of(&self.layouts[usize::from(key.0[9])], &key, &bytes)))
         };
         blocks.into_iter().map(found).collect()
     }

@@ -6,6 +6,7 @@ use super::memory::{Buffer, CANARY, fresh_slots, region};
 use super::oracle::{Oracle, Promised};
 use super::outcome::PutCall;
 use super::restart::machine;
+use super::trace;
 use crate::directory::open_journal;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::log::LogEntry;
@@ -191,7 +192,7 @@ impl World {
     }
 
     pub(super) fn feed(&mut self, event: Event) {
-        self.note(|| brief("event", &event));
+        self.note(|| format!("event {}", trace::event(&event)));
         self.now.mono += 1000;
         self.now.unix_ns += 1000;
         let mut commands = Vec::new();
@@ -202,7 +203,7 @@ impl World {
             self.log.push(entry);
         }
         for command in commands {
-            self.note(|| brief("command", &command));
+            self.note(|| format!("asks to {}", trace::command(&command)));
             let mark = format!("{command:?}").split(' ').next().map(str::to_owned);
             let hasher = KeyHasher::with_seed(self.trace);
             self.trace = hasher.hash_one((mark, self.now.mono));
@@ -359,20 +360,13 @@ impl World {
         if self.draw(100) == 0 {
             let until = self.now.mono + 500_000_000 * (1 + self.draw(16));
             self.pending[at].until = until;
-            let what = brief("stalls", &self.pending[at].command);
+            let what = trace::command(&self.pending[at].command);
             return self.struck(Fault::Stall, || what);
         }
         let Pending { command, buffer, .. } = self.pending.swap_remove(at);
-        self.note(|| brief("performs", &command));
+        self.note(|| format!("does: {}", trace::command(&command)));
         let fails = self.draw(40) == 0;
         let event = self.execute(command, buffer, fails);
         self.feed(event);
     }
-}
-
-/// The beginning of what something says of itself.
-fn brief(what: &str, thing: &impl std::fmt::Debug) -> String {
-    let all = format!("{thing:?}");
-    let end = all.char_indices().nth(160).map_or(all.len(), |(at, _)| at);
-    format!("{what} {}", &all[..end])
 }
