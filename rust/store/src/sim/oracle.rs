@@ -196,11 +196,28 @@ impl Oracle {
     }
 
     /// The power was cut: what was not durable may be gone. What was, and was not evicted, deleted
-    /// or damaged since, must be there, whole, and be served from now on.
-    pub(super) fn restarted(&mut self, log: &[LogEntry], found: &BTreeMap<BlockKey, Found>) {
+    /// or damaged since, must be there, whole, and be served from now on: what calls were told, and
+    /// what the machine counted on just before (`counted`).
+    pub(super) fn restarted(
+        &mut self,
+        log: &[LogEntry],
+        counted: &BTreeMap<BlockKey, Found>,
+        found: &BTreeMap<BlockKey, Found>,
+    ) {
         for known in self.keys.values_mut() {
             known.current = None;
             known.since = 0;
+        }
+        for (key, counted) in counted {
+            let touched = self.keys.get(key).map_or(0, |known| known.touched);
+            match counted {
+                Found::Version(version) if *version > touched => {
+                    self.checked += 1;
+                    assert_eq!(found.get(key), Some(counted), "{key:?}: counted on, and lost");
+                }
+                Found::Damaged => assert!(touched > 0, "{key:?}: nothing damaged it"),
+                Found::Version(_) => {}
+            }
         }
         for (key, promise) in std::mem::take(&mut self.durable) {
             let known = self.keys.get_mut(&key).expect("what was stored is known");
@@ -227,10 +244,14 @@ impl Oracle {
         }
         for (key, found) in found {
             let known = self.keys.entry(*key).or_default();
-            if let Found::Version(version) = found {
-                let back = known.buried.contains_key(version) && *version > known.risen;
-                assert!(!back, "{key:?}: a deleted payload came back with the restart");
-                assert!(known.offered.contains(version), "{key:?}: never stored");
+            match found {
+                Found::Version(version) => {
+                    let back = known.buried.contains_key(version) && *version > known.risen;
+                    assert!(!back, "{key:?}: a deleted payload came back with the restart");
+                    assert!(known.offered.contains(version), "{key:?}: never stored");
+                }
+                // Its header had landed and its payload had not: the first read will tell.
+                Found::Damaged => known.touched = known.newest(),
             }
         }
         self.keys.values_mut().for_each(|known| known.in_flight = 0);

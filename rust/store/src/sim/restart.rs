@@ -21,7 +21,8 @@ use tiered_kv_types::{BlockKey, Checkpoint, KvLayout, NamespaceId};
 
 impl World {
     pub(super) fn cut_power(&mut self) {
-        self.struck(Fault::PowerCut, String::new);
+        let counted = self.inspect();
+        self.struck(Fault::PowerCut, || format!("{counted:?}"));
         self.cut_in_flight();
         self.leases.clear();
         self.holds.clear();
@@ -37,9 +38,10 @@ impl World {
         self.count_up();
         self.boot();
         let found = self.inspect();
+        self.note(|| format!("found {found:?}"));
         self.check_found(&found);
         let log = std::mem::take(&mut self.log);
-        self.oracle.restarted(&log, &found);
+        self.oracle.restarted(&log, &counted, &found);
         self.logged_before = 0;
     }
 
@@ -99,7 +101,7 @@ impl World {
         self.figure("recovered_blocks", found.len() as u64);
     }
 
-    /// What the drives hold of each block that recovery believed.
+    /// What the drives hold of each block that the machine calls durable.
     fn inspect(&self) -> BTreeMap<BlockKey, Found> {
         let mut blocks: BTreeMap<BlockKey, BTreeMap<u16, (Vec<u8>, bool)>> = BTreeMap::new();
         for (number, disk) in (0..).zip(&self.disks) {

@@ -176,17 +176,17 @@ impl World {
     pub(super) fn step(&mut self, step: usize) {
         self.step = step;
         match self.draw(200) {
-            0..36 => self.put(),
-            36..72 => self.get(),
-            72..80 => self.flush(),
-            80..88 => self.cancel(),
-            88..94 => self.leases.clear(),
-            94 => self.delete(),
-            95 => self.hold(),
-            96..100 => self.later(2_000_000_000),
-            100 => self.cut_power(),
-            101..103 => self.flip_bit(),
-            103..108 => self.lookup(),
+            0..24 => self.put(),
+            24..52 => self.get(),
+            52..58 => self.flush(),
+            58..64 => self.cancel(),
+            64..68 => self.leases.clear(),
+            68 => self.delete(),
+            69 => self.hold(),
+            70..73 => self.later(2_000_000_000),
+            73 => self.cut_power(),
+            74..76 => self.flip_bit(),
+            76..80 => self.lookup(),
             _ => self.perform(),
         }
     }
