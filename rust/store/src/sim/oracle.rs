@@ -103,6 +103,11 @@ impl Oracle {
         known.since = log;
     }
 
+    /// Whether no other put of the key can have replaced this version since it was `asked` for.
+    pub(super) fn is_alone(&self, key: &BlockKey, version: u64, asked: u64) -> bool {
+        self.keys.get(key).is_none_or(|known| known.newest() == version && known.at <= asked)
+    }
+
     /// Without T1 a put that has ended is durable. `since` is the log's number when it was called.
     pub(super) fn stored_durably(&mut self, key: BlockKey, since: u64) {
         let version = self.keys.get(&key).and_then(|known| known.current);

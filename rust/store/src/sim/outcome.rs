@@ -16,6 +16,7 @@ pub(super) struct PutCall {
     pub(super) ns: u32,
     /// It waits where it is throttled.
     pub(super) waits: bool,
+    pub(super) asked: u64,
     /// The log's number when it was called.
     pub(super) log: u64,
     /// Everything in its namespace was deleted since.
@@ -68,7 +69,7 @@ impl World {
     }
 
     fn put_ended(&mut self, put: PutCall, statuses: Vec<PutStatus>) {
-        let PutCall { keys, versions, waits, log, outdated, .. } = put;
+        let PutCall { keys, versions, waits, asked, log, outdated, .. } = put;
         let at = self.now.mono;
         // When exactly it became visible is not known.
         let some_time = waits || (self.staging && keys.len() > 1);
@@ -76,6 +77,7 @@ impl World {
             self.oracle.ended(key);
             match status {
                 PutStatus::Stored => {
+                    let alone = self.oracle.is_alone(&key, version, asked);
                     let late = outdated && !some_time && !self.staging;
                     assert!(!late, "{key:?}: begun before a delete of everything, stored after it");
                     if some_time {
@@ -83,7 +85,7 @@ impl World {
                     } else {
                         self.oracle.stored(key, version, self.logged_before, at);
                     }
-                    if self.staging {
+                    if self.staging && (alone || !some_time) {
                         self.oracle.stored_durably(key, log);
                     }
                 }

@@ -257,8 +257,8 @@ impl World {
         }
         let waits = self.draw(3) == 0;
         self.note(|| format!("put of versions {versions:?}"));
-        let log = self.log_number();
-        let call = PutCall { keys, versions, ns, waits, log, outdated: false };
+        let (log, asked) = (self.log_number(), self.now.mono);
+        let call = PutCall { keys, versions, ns, waits, asked, log, outdated: false };
         let op = self.call(Call::Put(call));
         let deadline = self.now.mono + 5_000_000_000;
         let wait_until = if waits { self.now.mono + 1_000_000_000 } else { 0 };
