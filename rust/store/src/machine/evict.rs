@@ -137,6 +137,10 @@ impl Machine {
             return false;
         }
         let (key, bytes, in_dram) = (block.key, block.bytes(), block.in_dram);
+        if in_dram {
+            // It may be written again, to other slots: the headers of both would be found.
+            self.clear_headers(id);
+        }
         self.leave_drive(id);
         self.counters.evicted_nvme += 1;
         self.counters.evicted_nvme_bytes += bytes;

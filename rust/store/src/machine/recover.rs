@@ -162,9 +162,8 @@ impl Machine {
         }
         // In rising order of generation, so that the newest complete one stays.
         let mut newest: BTreeMap<FullKey, SmallVec<[At; 1]>> = BTreeMap::new();
-        for ((key, _), mut parts) in groups {
-            if found.is_complete(&parts) {
-                parts.sort_by_key(|at| found.record(*at).slab);
+        for ((key, _), parts) in groups {
+            if let Some(parts) = found.one_copy(&parts) {
                 newest.insert(key, parts);
             }
         }
@@ -254,18 +253,19 @@ impl Found {
         Winner { order: (r.stored_unix_ns, r.put_id, r.info.depth, r.generation), parts }
     }
 
-    /// Whether every part of the block is there exactly once, on one drive.
-    fn is_complete(&self, parts: &[At]) -> bool {
-        let (home, wanted) = (self.place(parts[0]).0, self.record(parts[0]).parts);
-        let mut seen = 0u64;
+    /// One whole copy of a block, its parts in their order, on one drive. A block that was evicted
+    /// there and written again may be found twice, with the same bytes.
+    fn one_copy(&self, parts: &[At]) -> Option<SmallVec<[At; 1]>> {
+        let mut copies: BTreeMap<(DriveId, u64), BTreeMap<u16, At>> = BTreeMap::new();
         for at in parts {
             let record = self.record(*at);
-            let bit = 1 << record.slab;
-            if seen & bit != 0 || record.parts != wanted || self.place(*at).0 != home {
-                return false;
-            }
-            seen |= bit;
+            let copy = copies.entry((self.place(*at).0, record.parts)).or_default();
+            copy.insert(record.slab, *at);
         }
-        wanted == seen && seen.count_ones() as usize == parts.len()
+        let is_whole = |wanted: u64, slabs: &BTreeMap<u16, At>| {
+            wanted == slabs.keys().fold(0, |seen, slab| seen | 1 << slab)
+        };
+        let mut whole = copies.into_iter().filter(|((_, wanted), slabs)| is_whole(*wanted, slabs));
+        whole.next().map(|(_, slabs)| slabs.into_values().collect())
     }
 }

@@ -223,10 +223,12 @@ impl World {
         }
     }
 
-    /// The records whose headers lie here and should have gone may be found again.
+    /// The records whose headers lie here and should have gone may be found again, also instead of
+    /// what was written since.
     fn rise(&mut self, at: Place, len: u64) {
         for key in self.keys_at(at, len) {
             self.oracle.risen(&key);
+            self.oracle.touched(&key);
         }
     }
 
