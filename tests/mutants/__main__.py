@@ -134,7 +134,9 @@ class Bench:
             timeout=RUN_S,
             check=False,
         )
-        failed = re.search(r"^seed (\d+) failed, [^:]*: (.*)", done.stdout, re.M | re.S)
+        failed = re.search(
+            r"^seed (\d+) failed, [^:]*: (.*)", done.stdout, re.MULTILINE | re.DOTALL
+        )
         if failed is not None:
             return int(failed[1]), " ".join(failed[2].split("play it again")[0].split())
         if done.returncode != 0:

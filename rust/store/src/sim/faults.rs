@@ -108,10 +108,10 @@ enum Fate {
 }
 
 /// A record that the machine counts on, with the places of its payload and its header.
-struct Counted {
-    record: RecordHeader,
-    payload: Place,
-    header: Place,
+pub(super) struct Counted {
+    pub(super) record: RecordHeader,
+    pub(super) payload: Place,
+    pub(super) header: Place,
 }
 
 fn key_of(header: &[u8]) -> Option<BlockKey> {
@@ -240,7 +240,7 @@ impl World {
         bytes.chunks(PAGE_BYTES as usize).filter_map(key_of).collect()
     }
 
-    fn counted_on(&self, drive: DriveId) -> Vec<Counted> {
+    pub(super) fn counted_on(&self, drive: DriveId) -> Vec<Counted> {
         let Checkpoint { segments, records } = self.machine.checkpoint(drive);
         let headers: BTreeMap<u32, SegmentHeader> =
             segments.into_iter().map(|header| (header.segment, header)).collect();

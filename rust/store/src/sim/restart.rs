@@ -254,3 +254,39 @@ pub(super) fn machine(
     }
     (machine, index)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::faults::Counted;
+    use super::*;
+    use tiered_kv_types::RecordHeader;
+    use tiered_kv_types::record::RECORD_BYTES;
+
+    #[test]
+    fn a_block_that_is_found_twice_is_found() {
+        let mut world = World::new(1, None);
+        assert!(world.calm && !world.staging);
+        while world.inspect().is_empty() {
+            world.put();
+            (0..20).for_each(|_| world.perform());
+        }
+        let mut counted = world.counted_on(0);
+        counted.extend(world.counted_on(1));
+        let Counted { record, payload, header } = counted.swap_remove(0);
+        // The last slot of a segment is the last that is taken.
+        let slot_bytes = record.payload_bytes.next_multiple_of(4096);
+        let (slots, data) = DRIVE.cut(slot_bytes);
+        let last = slots - 1;
+        assert_ne!(record.slot, last);
+        let disk = &world.disks[usize::from(header.drive)];
+        let mut bytes = vec![0; 4096];
+        bytes[..RECORD_BYTES].copy_from_slice(&RecordHeader { slot: last, ..record }.encode());
+        disk.write_at(header.file, DRIVE.header_offset(last), &bytes).expect("writes");
+        let mut bytes = vec![0; usize::try_from(slot_bytes).expect("small")];
+        disk.read_at(payload.file, payload.offset, &mut bytes).expect("reads");
+        disk.write_at(payload.file, data + u64::from(last) * slot_bytes, &bytes).expect("writes");
+        disk.sync(payload.file).expect("syncs");
+        world.cut_power();
+        assert!(matches!(world.inspect().get(&record.key), Some(Found::Version(_))));
+    }
+}

@@ -241,7 +241,7 @@ impl World {
         (ns, (0..len).map(item).collect())
     }
 
-    fn put(&mut self) {
+    pub(super) fn put(&mut self) {
         let (ns, chain) = self.chain();
         let computed = if self.draw(4) == 0 { ComputedBy::Decode } else { ComputedBy::Prefill };
         let item = |(key, depth, parent): (BlockKey, u32, Option<BlockKey>)| {
@@ -349,7 +349,7 @@ impl World {
     }
 
     /// Performs one pending command, chosen by the seed; one in forty fails, and some stall.
-    fn perform(&mut self) {
+    pub(super) fn perform(&mut self) {
         if self.pending.is_empty() {
             return;
         }
