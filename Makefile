@@ -13,6 +13,8 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 STEPS ?= 2000
 ROUNDS ?= 100
+SIGNAL ?= kill
+MINUTES ?= 30
 SEED ?= 1
 SEEDS ?= 1000
 SIM_ARGS ?=
@@ -47,11 +49,13 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash lint bench docs lock clean FORCE
+.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash soak lint \
+	bench docs lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
-	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS, SEED, SEEDS.'
+	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS,' \
+		'SIGNAL, MINUTES, SEED, SEEDS.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 
@@ -79,7 +83,8 @@ test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' choo
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
-	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest -k model $(PYTEST_ARGS)
+	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest tests/test_model.py \
+		$(PYTEST_ARGS)
 
 # SEED and STEPS have values for other targets: only those that were given count here.
 given = $(filter command environment override,$(origin $(1)))
@@ -93,8 +98,12 @@ sim-mutants: ## Plant faults one at a time and see that the simulation finds eac
 	cd tests && $(PYTHON) -m mutants $(MUTANT_ARGS)
 
 crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
-	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) \
+	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \
 		--report ../build/reports/crash.json
+
+soak: $(CORE) ## Keep a store under load and faults for MINUTES, and see that nothing grows.
+	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) \
+		--report ../build/reports/soak.json
 
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)

@@ -215,3 +215,35 @@ fn no_drive_left_is_an_error() {
     let config = config(&dir.path().join("none/kv"), 4 << 20);
     assert!(Store::open(&config).is_err());
 }
+
+#[test]
+fn each_drive_has_the_tombstones_of_all() {
+    for away in 0..2 {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut config, paths) = two_drives(&dir);
+        let store = Store::open(&config).expect("opens");
+        let keys = chain(&namespace(&store), 1, 16);
+        put(&store, &keys);
+        flush(&store);
+        // What a tombstone alone keeps away: the headers are put back behind the store's back.
+        let left = paths[1 - away].clone();
+        let segments = || {
+            let files = std::fs::read_dir(&left).expect("a directory");
+            let paths = files.map(|file| file.expect("an entry").path());
+            paths.filter(|p| p.display().to_string().contains("segment-")).collect::<Vec<_>>()
+        };
+        let before: Vec<_> =
+            segments().into_iter().map(|p| (p.clone(), std::fs::read(p).expect("read"))).collect();
+        store.delete(&namespace(&store), &Delete::Keys(keys.clone())).expect("open").wait();
+        drop(store);
+        for (path, bytes) in before {
+            std::fs::write(path, bytes).expect("put back");
+        }
+        std::fs::remove_file(left.join("checkpoint.tkv")).expect("it was written");
+        config.nvme_paths = vec![left];
+        let store = Store::open(&config).expect("opens with one of them");
+        assert_eq!(present(&store, &keys), [false; 16], "without drive {away}");
+        let buried = store.stats().counters.into_iter().find(|(n, _)| *n == "buried");
+        assert!(buried.expect("a counter").1 > 0);
+    }
+}

@@ -238,7 +238,7 @@ fn case_15_a_load_on_a_stalled_device_misses_at_its_deadline_and_works_again_lat
 }
 
 #[test]
-fn a_get_into_that_missed_its_deadline_never_writes_into_the_buffer_later() {
+fn case_15_a_get_into_that_missed_its_deadline_never_writes_into_the_buffer_later() {
     let (disk, store, keys) = gated();
     disk.shut_reads(true);
     let ns = namespace(&store);
@@ -287,7 +287,7 @@ fn a_cancelled_get_ends_at_once_and_leaks_nothing() {
 }
 
 #[test]
-fn more_dirty_bytes_than_the_mark_are_throttled_and_closing_counts_what_it_drops() {
+fn case_18_more_dirty_bytes_than_the_mark_are_throttled_and_closing_counts_what_it_drops() {
     let disk = GatedDisk::new();
     let mut config = config("/simulated".as_ref(), 4 << 20);
     config.dirty_high_fraction = 0.5;

@@ -187,3 +187,135 @@ fn slots_given_back_without_a_word_are_noticed_by_a_put_that_waits() {
     drop(reservation);
     assert_eq!(waiting.wait().statuses, [PutStatus::Stored]);
 }
+
+#[test]
+fn reserved_bytes_count_as_dirty_until_they_are_published_or_given_back() {
+    let mut config = config("/simulated".as_ref(), 4 << 20);
+    config.dirty_high_fraction = 0.5;
+    let disk = GatedDisk::new();
+    let store = Store::open_with(&config, &seams(disk.clone())).expect("opens");
+    disk.shut_writes(true);
+    let ns = namespace(&store);
+    let reserve = |path: u32, n: u32| {
+        store.reserve(&ns, &chain(&ns, path, n), &PutOptions::default()).expect("open")
+    };
+    let reservation = reserve(1, 17);
+    let refused: Vec<Option<PutStatus>> = (0..17).map(|at| reservation.refused(at)).collect();
+    assert_eq!(refused[15..], [None, Some(PutStatus::Throttled)], "half of 512 KiB");
+    let one = chain(&ns, 2, 1);
+    assert_eq!(put(&store, &one, &PutOptions::default()), [PutStatus::Throttled]);
+    drop(reservation);
+    assert_eq!(put(&store, &one, &PutOptions::default()), [PutStatus::Stored], "given back");
+    let published = reserve(3, 15);
+    assert_eq!(store.publish(published).expect("in time").stored(), 15);
+    assert_eq!(store.stats().dirty_bytes, 16 * BLOCK as u64);
+    assert_eq!(reserve(4, 1).refused(0), Some(PutStatus::Throttled), "counted once, as dirty");
+    disk.shut_writes(false);
+    store.flush(None).expect("open").wait();
+    assert_eq!(reserve(4, 1).refused(0), None, "and no longer as reserved");
+}
+
+#[test]
+fn a_hold_keeps_a_block_on_its_drive() {
+    let mut config = config("/simulated".as_ref(), 1 << 20);
+    config.dram_capacity = Some(128 << 10);
+    let disk = Arc::new(tiered_kv::io_seams::MemDisk::new());
+    let store = Store::open_with(&config, &seams(disk)).expect("opens");
+    let ns = namespace(&store);
+    let crowd = |from: u32| {
+        for path in from..from + 60 {
+            put(&store, &chain(&ns, path, 1), &PutOptions::default());
+            store.flush(None).expect("open").wait();
+        }
+    };
+    let keys = chain(&ns, 1, 2);
+    put(&store, &keys, &PutOptions::default());
+    store.flush(None).expect("open").wait();
+    let on_drive = |key: &BlockKey| {
+        store.lookup(&ns, &[*key], LookupMode::Each).states[0] == Residency::In(Tier::Nvme)
+    };
+    for path in 500..510 {
+        put(&store, &chain(&ns, path, 1), &PutOptions::default());
+        store.flush(None).expect("open").wait();
+    }
+    assert!(keys.iter().all(on_drive), "no longer in memory");
+    let hold = store.hold(&ns, &keys, LONG).expect("open");
+    assert_eq!(hold.hits(), 2);
+    crowd(100);
+    assert_eq!(hits(&store, &keys), 2, "held on the drive");
+    drop(hold);
+    crowd(200);
+    assert_eq!(hits(&store, &keys), 0);
+}
+
+/// The blocks left in memory of those given.
+fn left(store: &Store, keys: &[BlockKey]) -> Vec<bool> {
+    let found = store.lookup(&namespace(store), keys, LookupMode::Each);
+    found.states.iter().map(|s| s.is_hit()).collect()
+}
+
+#[test]
+fn memory_evicts_the_leaves_of_a_chain_before_its_roots() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let keys = chain(&ns, 1, 8);
+    put(&store, &keys, &PutOptions::default());
+    put(&store, &chain(&ns, 2, 24), &PutOptions::default());
+    for gone in 1..=8 {
+        put(&store, &chain(&ns, 2 + gone, 1), &PutOptions::default());
+        let stays = 8 - gone as usize;
+        let expected: Vec<bool> = (0..8).map(|at| at < stays).collect();
+        assert_eq!(left(&store, &keys), expected);
+    }
+}
+
+#[test]
+fn orphans_are_reclaimed_before_anything_older_and_adopted_when_their_parent_is_back() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    let (old, broken) = (chain(&ns, 1, 8), chain(&ns, 2, 8));
+    put(&store, &old, &PutOptions::default());
+    put(&store, &broken, &PutOptions::default());
+    put(&store, &chain(&ns, 3, 16), &PutOptions::default());
+    let delete = |keys: &[BlockKey]| {
+        let what = tiered_kv::Delete::Keys(keys.to_vec());
+        store.delete(&ns, &what).expect("open").wait();
+    };
+    delete(&broken[..1]);
+    assert_eq!(store.stats().orphans, 7, "never wrong, but nothing leads to them");
+    put(&store, &chain(&ns, 4, 5), &PutOptions::default());
+    assert_eq!(left(&store, &old), [true; 8], "older, yet they stay");
+    assert_eq!(store.stats().orphans, 3, "the slot of the root, and four of them");
+    put(&store, &broken[..1], &PutOptions::default());
+    assert_eq!(store.stats().orphans, 0, "adopted");
+    let served = store.get(&ns, &broken[1..2], &GetOptions::default()).expect("open").wait();
+    let lease = served.items[0].as_ref().expect("it has stayed");
+    assert_eq!(lease.as_slice(), support::bytes_of(&broken[1]));
+}
+
+#[test]
+fn a_request_is_counted_leaf_first_and_a_get_outside_of_one_as_a_request_of_its_own() {
+    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let ns = namespace(&store);
+    // Without parents only the order of the accesses decides.
+    let alone = PutOptions { chain: false, ..PutOptions::default() };
+    let (first, second) = (chain(&ns, 1, 4), chain(&ns, 2, 4));
+    put(&store, &second, &alone);
+    put(&store, &first, &alone);
+    let request = store.begin_request(Default::default());
+    request.observe(&ns, &first, 0);
+    request.finish(0, 0);
+    drop(store.get(&ns, &second, &GetOptions::default()).expect("open").wait());
+    put(&store, &chain(&ns, 3, 24), &PutOptions::default());
+    let mut order = Vec::new();
+    for path in 0..8 {
+        put(&store, &chain(&ns, 10 + path, 1), &PutOptions::default());
+        let keys = [&first[..], &second[..]].concat();
+        order.push(left(&store, &keys).iter().filter(|l| **l).count());
+        if path < 4 {
+            assert_eq!(left(&store, &first).iter().filter(|l| **l).count(), 3 - path as usize);
+            assert_eq!(left(&store, &first)[..3 - path as usize], vec![true; 3 - path as usize]);
+        }
+    }
+    assert_eq!(order, [7, 6, 5, 4, 3, 2, 1, 0], "the get was the later use, and root last");
+}

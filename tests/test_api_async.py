@@ -273,6 +273,38 @@ def test_waiting_threads_let_go_of_the_gil(tmp_path: Path) -> None:
         assert seen
 
 
+def test_contains_keeps_the_gil() -> None:
+    with BlockingStore.open(**api.config()) as store:
+        ns = store.namespace(api.spec())
+        key = ns.keys_from_tokens(api.tokens(1))
+        store.put(ns, key, api.blocks(1))
+        ran = 0
+        stop = False
+
+        def other() -> None:
+            nonlocal ran
+            while not stop:
+                ran += 1
+                time.sleep(0)
+
+        interval = sys.getswitchinterval()
+        thread = threading.Thread(target=other)
+        thread.start()
+        # No thread is made to let go: were it to run below, a call has allowed it.
+        sys.setswitchinterval(1000)
+        try:
+            time.sleep(0)
+            before = ran
+            found = all(store.contains(ns, key) for _ in range(20_000))
+            after = ran
+        finally:
+            stop = True
+            sys.setswitchinterval(interval)
+            thread.join()
+        assert found
+        assert after == before
+
+
 INTERRUPTED = """
 import os, signal, sys, threading
 import api

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,24 @@ def test_a_lost_drive_is_misses_until_it_is_back(tmp_path: Path) -> None:
     (tmp_path / "away").rename(tmp_path / "mount")
     with BlockingStore.open(**config) as store:
         assert found(store, stored) == set(stored)
+
+
+def test_a_full_journal_does_not_hold_up_the_close(tmp_path: Path) -> None:
+    """With a drive away no tombstone retires: close waited for room until its deadline."""
+    config = two(tmp_path, nvme_capacity="512KiB", close_timeout_s=3600)
+    with BlockingStore.open(**config) as store:
+        spread(store, 1)
+    (tmp_path / "mount").rename(tmp_path / "away")
+    store = BlockingStore.open(**config)
+    ns = store.namespace(api.spec())
+    keys = ns.keys_from_tokens(api.tokens(1))
+    durable = [store.delete(ns, keys, timeout=0.5).durable for _ in range(10)]
+    assert durable[0]
+    assert not durable[-1], "the journal has room for all: the test tests nothing"
+    closing = threading.Thread(target=store.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 def test_the_backend_is_the_one_asked_for(tmp_path: Path) -> None:

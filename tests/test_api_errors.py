@@ -402,6 +402,28 @@ def test_a_limit_of_open_files_is_an_error_at_open(tmp_path: Path) -> None:
     assert "ulimit -n" in ended.stderr
 
 
+def test_the_limit_of_open_files_is_one_for_all_drives(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; import api\n"
+        "from tiered_kv import ConfigError\n"
+        "from tiered_kv.blocking import BlockingStore\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (124, hard))\n"
+        "root = Path(sys.argv[1]); (root / 'm').mkdir()\n"
+        "paths = [root / 'a', root / 'm' / 'b']\n"
+        "fields = {'nvme_paths': paths, 'nvme_capacity': '2MiB', 'segment_bytes': '64KiB'}\n"
+        "try:\n    BlockingStore.open(**api.config(**fields))\n"
+        "except ConfigError as error:\n    print(error)\n"
+        "assert not list(paths[0].glob('*.tkv')), 'nothing is left of what was refused'\n"
+        "BlockingStore.open(**api.config(**fields | {'nvme_paths': paths[0]})).close()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(api.__file__).parent)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "keep 26 open beside those of the other drives" in ended.stdout
+
+
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
 def test_a_path_that_no_file_can_have_says_so(path: str) -> None:
     with pytest.raises(TieredKvError, match=r"nvme_paths: .*: correct the path"):

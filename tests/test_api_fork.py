@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import select
@@ -185,3 +186,38 @@ def test_a_child_forked_after_the_close_opens_a_store_of_its_own(tmp_path: Path)
     command = [sys.executable, "-c", code, str(tmp_path)]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_every_descriptor_is_closed_on_exec(tmp_path: Path) -> None:
+    before = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    with BlockingStore.open(**api.config(tmp_path)) as store:
+        ns = store.namespace(api.spec())
+        channel = store.channel()
+        store.put(ns, ns.keys_from_tokens(api.tokens(4)), api.blocks(4))
+        assert store.flush().all_durable
+        opened = {int(path.name) for path in Path("/proc/self/fd").iterdir()} - before
+        kept = []
+        for descriptor in sorted(opened):
+            try:
+                target = Path(f"/proc/self/fd/{descriptor}").readlink()
+                flags = fcntl.fcntl(descriptor, fcntl.F_GETFD)
+            except OSError:  # the one that listed the directory
+                continue
+            if not flags & fcntl.FD_CLOEXEC:
+                kept.append(target)
+        channel.close()
+    assert len(opened) >= 4, "a lock, a journal, a segment, memory"
+    assert kept == []
+
+
+def test_the_end_of_a_forked_child_leaves_the_lock_with_the_parent(tmp_path: Path) -> None:
+    with BlockingStore.open(**api.config(tmp_path)) as store:
+
+        def body() -> None:
+            store.close()
+
+        assert in_child(body) == 0
+        with (tmp_path / "LOCK").open("rb") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (tmp_path / "LOCK").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

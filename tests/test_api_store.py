@@ -365,3 +365,15 @@ async def test_puts_of_a_request_have_its_block_type(tmp_path: Path) -> None:
                 store.reserve(ns, keys[0], req=stranger)
     found = [_stored_type(tmp_path, key) for key in keys]
     assert found == [tool, user, unknown, tool, tool, system]
+
+
+def test_a_put_has_captured_its_bytes_when_it_resolves() -> None:
+    with BlockingStore.open(**api.config()) as store:
+        ns = store.namespace(api.spec())
+        keys = ns.keys_from_tokens(api.tokens(4))
+        stored = b"".join(api.blocks(4))
+        buffer = bytearray(stored)
+        assert store.put(ns, keys, buffer).stored == 4
+        buffer[:] = bytes(len(buffer))
+        with store.get(ns, keys) as leases:
+            assert b"".join(block or b"" for block in api.contents(leases)) == stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tiered_kv import StoreConfig, TieredStore
-from tiered_kv.demo import _model
+from tiered_kv.demo import _model, run_from_cli
 from tiered_kv.demo._prompt import Prompts, read_document
 from tiered_kv.engines.transformers import TransformersEngine
 
@@ -38,6 +39,15 @@ def test_the_document_is_long_enough_and_the_questions_are_eight(loaded: tuple[A
     first, second = (prompts.segments(question) for question in questions[:2])
     assert first[0] == second[0]
     assert first[1] != second[1]
+
+
+async def test_blocks_are_32_tokens_in_fp32_and_chunks_512(
+    loaded: tuple[Any, Any], store: TieredStore
+) -> None:
+    assert inspect.signature(run_from_cli).parameters["dram_capacity"].default == "512MiB"
+    defaults = inspect.signature(TransformersEngine).parameters
+    assert (defaults["tokens_per_block"].default, defaults["chunk_tokens"].default) == (32, 512)
+    assert TransformersEngine(loaded[1], store).block_bytes == 1_474_560
 
 
 async def assert_restored_is_cold(

@@ -51,11 +51,23 @@ def test_this_machine(tmp_path: Path) -> None:
     assert (store["opens"], store["verified"], store["durable"]) == (True, True, True)
     assert store["write_gb_s"] > 0
     assert store["read_gb_s"] > 0
+    assert found["memory"]["copy_gb_s"] > 0
+    assert store["warnings"] == []
     assert store["direct_reason"] == about["reason"]
     assert about["free_bytes"] > 0
     assert about["filesystem"] == doctor.filesystem(tmp_path)
     assert found["memory"]["limit_bytes"] >= found["memory"]["available_bytes"] > 0
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_fast_measures_nothing_and_tests_all_the_same(tmp_path: Path) -> None:
+    code, out = _run("--dir", str(tmp_path), "--json", "--fast")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["store"]["verified"]) == (ExitCode.OK, "works", True)
+    assert "write_gb_s" not in found["store"]
+    assert "copy_gb_s" not in found["memory"]
+    code, out = _run("--dir", str(tmp_path), "--fast")
+    assert (code, "quick look" in out) == (ExitCode.OK, False)
 
 
 def test_without_io_uring(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tiered_kv._core import (
     Region,
     Request,
     Reservation,
+    ScrubReport,
     Slots,
     __version__,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "Request",
     "RequestContext",
     "Reservation",
+    "ScrubReport",
     "Slots",
     "StoreConfig",
     "StorePermissionError",

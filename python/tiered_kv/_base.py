@@ -274,8 +274,10 @@ class StoreBase:
         Returns:
             `open`; the first drive's `backend` and `backend_reason`, `direct` and `direct_reason`,
             `store_id`; `drive_paused`, whether writing to any drive is; `drives`, for each its
-            `path`, `state` ("working", "paused" or "lost"), `backend` with why it is that one,
-            `reason` (how its files are opened, or why it is lost) and `store_id`; `huge_bytes`;
+            `path`, `state` ("working"; "paused", no writing after faults; "circuit_open", not
+            asked until it answers again; "lost"), `backend` with why it is that one, `reason` (how
+            its files are opened, or why it is lost), `fault` (why it does not work, and its last
+            error) and `store_id`; `warnings`, what is configured and of no effect; `huge_bytes`;
             `regions`, of these `regions_plain` that the kernel does not know beforehand, and the
             `region_reason` why; `attach`, whether other processes can: `listening`, the `reason`
             (where, or why not), `connections` now, and how many were `accepted`, `refused`, and
@@ -284,7 +286,10 @@ class StoreBase:
         return self._core.health()
 
     def audit(self) -> dict[str, Any]:
-        """Recounts everything; `faults` lists what does not fit together, none when all is well."""
+        """Recounts everything; `faults` lists what does not fit together, none when all is well.
+
+        `drives_idle`: nothing is on its way to a drive that has room for it.
+        """
         return self._core.audit()
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:

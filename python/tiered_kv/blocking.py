@@ -121,6 +121,10 @@ class BlockingStore(StoreBase):
         """Waits until everything stored is durable; see `tiered_kv.TieredStore.flush`."""
         return self._core.flush(timeout)
 
+    def scrub(self, timeout: float | None = None) -> _core.ScrubReport:
+        """Reads back everything durable; see `tiered_kv.TieredStore.scrub`."""
+        return self._core.scrub(timeout)
+
     def delete(
         self, ns: _core.Namespace, keys: Buffer, timeout: float | None = None
     ) -> _core.DeleteReport:

@@ -39,6 +39,11 @@ class StoreConfig:
         max_load_bytes: Bytes that may be loading at once; beyond it a `get` is a miss.
         load_timeout_s: Deadline of a load in seconds, where the call names none.
         put_timeout_s: Deadline of a put in seconds, where the call names none.
+        drive_stall_s: Seconds without an answer to any read after which a drive counts as stalled:
+            what waits for it is a miss then, and it is not asked until it answers again.
+        drive_retry_s: Seconds after which a drive that failed repeatedly is tried again.
+        scrub_bytes_per_s: Bytes a second that are read back from the drives and verified while
+            nothing else is to be done. 0: none.
         reservation_ttl_s: Seconds after which an unpublished reservation cannot be published.
         close_timeout_s: Seconds that `close` may spend on writing what is not yet durable.
         on_format_mismatch: What to do with a directory of another format version.
@@ -64,6 +69,9 @@ class StoreConfig:
     max_load_bytes: Size = 1 << 30
     load_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
+    drive_stall_s: float = 2.0
+    drive_retry_s: float = 5.0
+    scrub_bytes_per_s: Size = 0
     reservation_ttl_s: float = 60.0
     close_timeout_s: float = 60.0
     on_format_mismatch: Literal["error", "reset"] = "error"

@@ -22,13 +22,14 @@ MIB = 1 << 20
 TEST_BLOCKS = 16
 TEST_BLOCK_BYTES = MIB
 TEST_CAPACITY = 64 * MIB
+COPY_MIB = 64
 
 # File systems that are memory: a store there ends with the machine.
 VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"}
 
 
-def examine(directory: Path) -> dict[str, Any]:
+def examine(directory: Path, *, fast: bool = False) -> dict[str, Any]:
     """Looks at the machine and lets a small store in `directory` write, read and verify.
 
     The test uses a subdirectory that is removed afterwards. A directory that does not exist is not
@@ -36,6 +37,7 @@ def examine(directory: Path) -> dict[str, Any]:
 
     Args:
         directory: Where a store would be.
+        fast: Measure nothing: the self-test is as small as it can be.
 
     Returns:
         `verdict`: "works"; "memory only" where a store can have no drive there; "fails" where it
@@ -51,7 +53,8 @@ def examine(directory: Path) -> dict[str, Any]:
         "memory": _memory(),
         "directory": _directory(directory),
     }
-    found["store"] = _store(directory, found["directory"])
+    found["memory"] |= {} if fast else {"copy_gb_s": _copy_gb_s()}
+    found["store"] = _store(directory, found["directory"], 1 if fast else TEST_BLOCKS)
     found["verdict"] = _verdict(found["store"], found["memory"])
     found["advice"] = _advice(found)
     return found
@@ -68,6 +71,18 @@ def _memory() -> dict[str, Any]:
     except TieredKvError as error:
         found |= {"tried_bytes": 0, "huge_bytes": 0, "error": str(error)}
     return found
+
+
+def _copy_gb_s() -> float:
+    """How fast one thread copies memory that is not in its cache, the best of three."""
+    source = bytearray(os.urandom(MIB) * COPY_MIB)
+    target = bytearray(len(source))
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        target[:] = source
+        seconds.append(time.perf_counter() - begin)
+    return len(source) / min(seconds) / 1e9
 
 
 def _thp() -> str | None:
@@ -121,47 +136,57 @@ def _scratch(directory: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _store(directory: Path, about: dict[str, Any]) -> dict[str, Any]:
+def _store(directory: Path, about: dict[str, Any], blocks: int) -> dict[str, Any]:
     """What a store in the directory does; `error` where there can be none."""
     try:
         with _scratch(directory) as scratch:
             about |= _core.probe_directory(scratch)
-            return _self_test(scratch)
+            return _self_test(scratch, blocks)
     except (OSError, TieredKvError) as error:
         return {"opens": False, "verified": False, "error": str(error)}
 
 
-def _self_test(scratch: Path) -> dict[str, Any]:
-    """Writes through one store and reads through the next, from the drive, not from memory."""
+def _self_test(scratch: Path, blocks: int) -> dict[str, Any]:
+    """Writes through one store and reads through the next, from the drive, not from memory.
+
+    Nothing is measured with one block alone.
+    """
     config: dict[str, Any] = {
         "dram_capacity": TEST_CAPACITY // 2,
         "nvme_paths": [scratch],
         "nvme_capacity": TEST_CAPACITY,
     }
     spec = NamespaceSpec("doctor", "doctor", "uint8", KvLayout(1, TEST_BLOCK_BYTES))
-    content = os.urandom(TEST_BLOCKS * TEST_BLOCK_BYTES)
+    content = os.urandom(blocks * TEST_BLOCK_BYTES)
     with BlockingStore.open(**config) as store:
         health = store.health()
         ns = store.namespace(spec)
-        keys = ns.keys_from_tokens(range(TEST_BLOCKS))
+        keys = ns.keys_from_tokens(range(blocks))
         begin = time.perf_counter()
         stored = store.put(ns, keys, content).stored
         durable = store.flush().all_durable
+        warnings = store.health()["warnings"]
         write_s = time.perf_counter() - begin
     out = bytearray(len(content))
     with BlockingStore.open(**config) as store:
         begin = time.perf_counter()
         report = store.get_into(store.namespace(spec), keys, out)
         read_s = time.perf_counter() - begin
+        scrubbed = store.scrub()
         faults = store.audit()["faults"]
-    complete = stored == TEST_BLOCKS and durable and report.hits == TEST_BLOCKS
+    complete = stored == blocks == report.hits == scrubbed.blocks and durable
     found = {
         name: health[name] for name in ("backend", "backend_reason", "direct", "direct_reason")
     }
-    return found | {
+    found["warnings"] = warnings
+    found |= {
         "opens": True,
         "verified": complete and out == content and not faults,
         "durable": durable,
+    }
+    if blocks == 1:
+        return found
+    return found | {
         "quick_look": "not a benchmark",
         "write_gb_s": len(content) / write_s / 1e9,
         "read_gb_s": len(content) / read_s / 1e9,
@@ -197,6 +222,8 @@ def _advice(found: dict[str, Any]) -> list[str]:
         advice.append(f"{found['io_uring']['reason']}: {text}{remedy}")
     elif "not registered" in store.get("backend_reason", ""):
         advice.append(f"{store['backend_reason']}")
+    if health_warnings := store.get("warnings"):
+        advice += health_warnings
     if memory["huge_bytes"] == 0:
         text = "no huge pages: set /sys/kernel/mm/transparent_hugepage/enabled to madvise"
         advice.append(f"{text} (it is {memory['transparent_huge_pages'] or 'not there'})")

@@ -293,6 +293,32 @@ class TieredStore(StoreBase):
         del waiting
         return await result_of(call)
 
+    async def scrub(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core
+    ) -> _core.ScrubReport:
+        """Reads back and verifies everything that is durable now, at the least priority.
+
+        What is bad is taken out of use and counted, and written anew where memory still has it.
+
+        Args:
+            timeout: Seconds to go on for; a day by default. What was found until then is told.
+
+        Returns:
+            What was found.
+
+        Raises:
+            InvalidArgumentError: `timeout` is negative.
+            ClosedError: The store is closed.
+        """
+        waiting = completions()
+        done = self._core.scrub(timeout, waiting.channel)
+        if not isinstance(done, int):
+            return done
+        call = waiting.call(done, _core.ScrubReport)
+        del waiting
+        return await result_of(call)
+
     async def delete(
         self,
         ns: _core.Namespace,

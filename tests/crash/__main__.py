@@ -124,7 +124,9 @@ def run_load(home: Path, backend: str, drives: int, seed: int, sent: signal.Sign
     opened = sum(line["do"] == "opened" for line in lines(home / "work.jsonl"))
     # Once in ten rounds the store is opening, or has hardly opened, when it is killed.
     early = rng.random() < 0.1
-    with subprocess.Popen(command, cwd=TESTS) as process:
+    # An interrupted import says so at length; what it says is kept beside the store.
+    complaints = (home / "load.err").open("ab")
+    with complaints, subprocess.Popen(command, cwd=TESTS, stderr=complaints) as process:
         until = time.monotonic() + START_S
         while not early and process.poll() is None:
             if sum(line["do"] == "opened" for line in lines(home / "work.jsonl")) > opened:

@@ -125,7 +125,11 @@ class Bench:
             raise RuntimeError(done.stderr[-4000:])
 
     def search(self) -> tuple[int | None, str]:
-        """The first seed that fails, and what it said; None where all of them pass."""
+        """The first seed that fails, and what it said; None where all of them pass.
+
+        Raises:
+            RuntimeError: The tool ended in another way.
+        """
         tool = self.target / "debug" / "tiered-kv-sim"
         done = subprocess.run(
             [tool, "--seeds", str(self.seeds)],
@@ -140,8 +144,7 @@ class Bench:
         if failed is not None:
             return int(failed[1]), " ".join(failed[2].split("play it again")[0].split())
         if done.returncode != 0:
-            # Killed, or a kind of fault never occurred.
-            return 0, (done.stdout + done.stderr)[-400:]
+            raise RuntimeError((done.stdout + done.stderr)[-400:])
         return None, ""
 
     def attempt(self, mutant: Mutant) -> Result:

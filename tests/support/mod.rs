@@ -87,9 +87,9 @@ impl GatedDisk {
 
     fn pass(&self, is_shut: impl Fn(&(bool, bool)) -> bool) {
         let mut shut = self.shut.lock();
-        while is_shut(&shut) {
-            self.opened.wait(&mut shut);
-        }
+        // Not for ever: a test that fails while the gate is shut closes its store behind it.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while is_shut(&shut) && !self.opened.wait_until(&mut shut, until).timed_out() {}
     }
 }
 

@@ -21,6 +21,7 @@ from tiered_kv._core._results import (
     IntoReport,
     Lookup,
     PutReport,
+    ScrubReport,
 )
 from tiered_kv._core._store import StallGate, Store
 
@@ -44,6 +45,7 @@ __all__ = [
     "Region",
     "Request",
     "Reservation",
+    "ScrubReport",
     "Slots",
     "StallGate",
     "Store",

@@ -14,7 +14,11 @@ class Lookup:
         """Bit 0: a prefill chunk ended with the block; bit 1: computed by decode."""
     @property
     def tiers(self) -> bytes:
-        """0 absent, 1 dram, 3 nvme, 254 loading, 255 being written; 0 behind a prefix."""
+        """Where each key is; 0 behind a prefix.
+
+        0 absent, 1 dram, 3 nvme, 253 on a drive that is not asked at present, 254 loading, 255
+        being written.
+        """
 
 @final
 class PutReport:
@@ -66,6 +70,29 @@ class FlushReport:
     @property
     def all_durable(self) -> bool:
         """Whether everything stored before the call is durable."""
+
+@final
+class ScrubReport:
+    """What one pass over everything durable found."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks read and found whole."""
+    @property
+    def bytes(self) -> int:
+        """Payload bytes of these."""
+    @property
+    def corrupt(self) -> int:
+        """Blocks that were not what had been stored."""
+    @property
+    def unreadable(self) -> int:
+        """Blocks that the drive could not read."""
+    @property
+    def skipped(self) -> int:
+        """Blocks that could not be looked at: their drive is not asked at present."""
+    @property
+    def complete(self) -> bool:
+        """Everything durable when the pass began was looked at, but for the skipped."""
 
 @final
 class DeleteReport:

@@ -15,6 +15,7 @@ from tiered_kv._core._results import (
     IntoReport,
     Lookup,
     PutReport,
+    ScrubReport,
 )
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
@@ -109,6 +110,10 @@ class Store:
     def flush(self, timeout: float | None = None, channel: None = None) -> FlushReport: ...
     @overload
     def flush(self, timeout: float | None, channel: Channel) -> FlushReport | int: ...
+    @overload
+    def scrub(self, timeout: float | None = None, channel: None = None) -> ScrubReport: ...
+    @overload
+    def scrub(self, timeout: float | None, channel: Channel) -> ScrubReport | int: ...
     @overload
     def delete(
         self, ns: Namespace, keys: Buffer, timeout: float | None = None, channel: None = None

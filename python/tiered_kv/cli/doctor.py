@@ -57,8 +57,10 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     yield "a store here", store["backend_reason"]
     yield "self-test", "what was stored came back" if store["verified"] else "FAILED"
-    speeds = f"wrote {store['write_gb_s']:.2f} GB/s, read {store['read_gb_s']:.2f} GB/s"
-    yield "quick look", f"{speeds}: not a benchmark"
+    if "write_gb_s" in store:
+        speeds = f"wrote {store['write_gb_s']:.2f} GB/s, read {store['read_gb_s']:.2f} GB/s"
+        copied = f"one thread copies memory at {memory['copy_gb_s']:.1f} GB/s"
+        yield "quick look", f"{speeds}; {copied}: not a benchmark"
 
 
 def doctor(
@@ -68,6 +70,9 @@ def doctor(
             "--dir", help="Where a store would be. [default: as configured, else for temporaries]"
         ),
     ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Measure nothing, write as little as can be.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Say what this machine offers, what a store would use and what to change.
@@ -76,7 +81,7 @@ def doctor(
     """
     from tiered_kv.doctor import examine
 
-    found = examine(directory or _default_dir())
+    found = examine(directory or _default_dir(), fast=fast)
     if as_json:
         print_json(found)
     else:

@@ -20,6 +20,8 @@ pub enum Priority {
     Load,
     /// Nobody does.
     Store,
+    /// It can wait for all of these.
+    Scrub,
 }
 
 /// One operation, with the buffers that it owns until it has ended.

@@ -208,3 +208,13 @@ fn an_arena_without_memory_has_no_slots() {
     assert_eq!(arena.capacity_bytes(), 0);
     assert!(arena.take(0, PAGE).is_none());
 }
+
+#[test]
+fn the_usual_extent_is_1_gib_and_a_store_of_more_has_several() {
+    assert_eq!(ArenaConfig::new(5 << 30).extent_bytes, 1 << 30);
+    // The same in small: nine pages in extents of four.
+    let arena = Arena::new(config(9, 4)).expect("36 KiB");
+    assert!(arena.take(3 * PAGE, 2 * PAGE).is_none(), "an extent ends in between");
+    let slots: Vec<_> = (0..9).map(|page| arena.take(page * PAGE, PAGE)).collect();
+    assert!(slots.iter().all(Option::is_some));
+}

@@ -93,7 +93,7 @@ fn load(token: u64, file: FileId, page: u64, arena: &Arc<Arena>) -> IoRequest {
 }
 
 #[test]
-fn loads_are_served_while_all_store_threads_stall() {
+fn case_36_loads_are_served_while_all_store_threads_stall() {
     let (started, has_started) = channel();
     let (go_on, may_go_on) = channel();
     let (started, may_go_on) = (Mutex::new(started), Mutex::new(may_go_on));

@@ -78,7 +78,7 @@ fn beyond_the_end_and_after_removal_operations_fail() {
 }
 
 #[test]
-fn a_truncated_file_is_an_error_not_a_short_read() {
+fn case_9_a_truncated_file_is_an_error_not_a_short_read() {
     let dir = common::disk_dir();
     let disk = open(dir.path());
     let file = disk.create("segment", 16_384).expect("four pages");

@@ -16,8 +16,8 @@ use common::{arena, bytes_of, load, load_pages, small_ring, store, write};
 use tempfile::TempDir;
 use tiered_kv_io::{
     AlignedBuf, Alignment, Arena, DataFile, Descriptors, Disk, EngineConfig, FileId, IoDone,
-    IoEngine, IoOp, MemDisk, OnDone, OsThreads, PAGE_BYTES, PosixDisk, UringConfig, UringEngine,
-    choose_engine, probe_io_uring,
+    IoEngine, IoOp, MemDisk, OnDone, OsThreads, PAGE_BYTES, PosixDisk, Priority, UringConfig,
+    UringEngine, choose_engine, probe_io_uring,
 };
 use tiered_kv_types::{ErrorKind, IoBackend, Result};
 
@@ -110,7 +110,7 @@ fn start(
 }
 
 #[test]
-fn loads_pass_a_stalled_store_and_go_before_queued_ones() {
+fn case_36_loads_pass_a_stalled_store_and_go_before_queued_ones() {
     if !has_uring() {
         return;
     }
@@ -121,7 +121,10 @@ fn loads_pass_a_stalled_store_and_go_before_queued_ones() {
     // More than a pipe holds: it stalls until the test reads.
     let long = vec![1; 1 << 20];
     let op = IoOp::Write { file: OUTGOING, offset: 0, buf: Arc::new(long.clone()) };
-    engine.submit(vec![store(10, op), write(11, OUTGOING, 0, 2), write(12, OUTGOING, 0, 3)]);
+    let mut scrub = load(9, INCOMING, 0, &arena);
+    scrub.priority = Priority::Scrub;
+    engine.submit(vec![scrub, store(10, op)]);
+    engine.submit(vec![write(11, OUTGOING, 0, 2), write(12, OUTGOING, 0, 3)]);
     engine.submit((0..2).map(|token| load(token, INCOMING, 0, &arena)).collect());
     incoming.write_all(&[4; 2 * PAGE as usize]).expect("the engine reads");
     let sorted = |count: usize| {
@@ -140,10 +143,13 @@ fn loads_pass_a_stalled_store_and_go_before_queued_ones() {
     incoming.write_all(&[4; 3 * PAGE as usize]).expect("the engine reads");
     assert_eq!(sorted(3), [2, 3, 4]);
     assert_eq!(sorted(2), [11, 12]);
+    // A scrub has let all of them go first.
+    incoming.write_all(&[5; PAGE as usize]).expect("the engine reads");
+    assert_eq!(sorted(1), [9]);
 }
 
 #[test]
-fn short_transfers_are_continued_and_an_early_end_is_an_error() {
+fn case_9_short_transfers_are_continued_and_an_early_end_is_an_error() {
     if !has_uring() {
         return;
     }

@@ -2,7 +2,7 @@
 
 use crate::buffers::Held;
 use crate::leases::Leases;
-use crate::reports::{DeleteReport, FlushReport, IntoReport, PutReport};
+use crate::reports::{DeleteReport, FlushReport, IntoReport, PutReport, ScrubReport};
 use crate::store::StoreRef;
 use parking_lot::{Condvar, Mutex};
 use pyo3::IntoPyObjectExt;
@@ -22,6 +22,7 @@ pub(crate) enum Done {
     Put(tiered_kv::PutReport, Arc<Held>),
     Flush(tiered_kv::FlushReport),
     Delete(tiered_kv::DeleteReport),
+    Scrub(tiered_kv::ScrubReport),
     /// The channel had no room for the call.
     Refused,
 }
@@ -64,6 +65,7 @@ impl Done {
                 PutReport::from(report).into_py_any(py)
             }
             Self::Flush(report) => FlushReport::from(report).into_py_any(py),
+            Self::Scrub(report) => ScrubReport::from(report).into_py_any(py),
             Self::Delete(report) => DeleteReport::from(report).into_py_any(py),
             Self::Refused => Ok(py.None()),
         }
@@ -92,6 +94,7 @@ impl Done {
                 (keys.iter().all(|key| *key), keys, report.stored())
             }
             Self::Flush(report) => (report.all_durable(), vec![true; about.keys], 0),
+            Self::Scrub(report) => (report.complete, vec![true; about.keys], 0),
             // Every key is gone, whether it was there or not.
             Self::Delete(report) => (report.durable, vec![true; about.keys], 0),
             Self::Refused => (false, vec![false; about.keys], 0),

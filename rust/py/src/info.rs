@@ -54,6 +54,7 @@ pub(crate) fn health<'py>(py: Python<'py>, health: &Health) -> PyResult<Bound<'p
     all.set_item("drive_paused", health.drive_paused)?;
     let drives: PyResult<Vec<_>> = health.drives.iter().map(|one| drive(py, one)).collect();
     all.set_item("drives", drives?)?;
+    all.set_item("warnings", &health.warnings)?;
     all.set_item("store_id", &health.store_id)?;
     all.set_item("huge_bytes", health.huge_bytes)?;
     all.set_item("regions", health.regions)?;
@@ -80,6 +81,7 @@ fn drive<'py>(py: Python<'py>, drive: &DriveHealth) -> PyResult<Bound<'py, PyDic
     row.set_item("state", drive.state.name())?;
     row.set_item("backend", &drive.backend)?;
     row.set_item("reason", &drive.reason)?;
+    row.set_item("fault", &drive.fault)?;
     row.set_item("store_id", &drive.store_id)?;
     Ok(row)
 }
@@ -91,6 +93,7 @@ pub(crate) fn audit<'py>(py: Python<'py>, audit: &Audit) -> PyResult<Bound<'py, 
     all.set_item("dram_owned_bytes", audit.dram_owned_bytes)?;
     all.set_item("nvme_block_bytes", audit.nvme_block_bytes)?;
     all.set_item("nvme_used_bytes", audit.nvme_used_bytes)?;
+    all.set_item("drives_idle", audit.drives_idle)?;
     all.set_item("faults", &audit.faults)?;
     Ok(all)
 }

@@ -58,6 +58,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<reports::CloseReport>()?;
     m.add_class::<reports::DeleteReport>()?;
     m.add_class::<reports::FlushReport>()?;
+    m.add_class::<reports::ScrubReport>()?;
     m.add_class::<reports::IntoReport>()?;
     m.add_class::<reports::Lookup>()?;
     m.add_class::<reports::PutReport>()?;

@@ -6,6 +6,7 @@ use tiered_kv::{MissReason, PutStatus, Residency, Tier};
 
 /// Codes of [`Lookup::tiers`] beside the tiers' own numbers.
 const ABSENT: u8 = 0;
+const SHUT: u8 = 253;
 const LOADING: u8 = 254;
 const WRITING: u8 = 255;
 
@@ -35,6 +36,7 @@ impl Lookup {
         let tier = |state: &Residency| match state {
             Residency::Absent => ABSENT,
             Residency::Loading => LOADING,
+            Residency::Shut => SHUT,
             Residency::Writing => WRITING,
             Residency::In(tier) => *tier as u8,
         };
@@ -191,6 +193,34 @@ impl DeleteReport {
     fn __repr__(&self) -> String {
         let durable = if self.durable { "durable" } else { "not durable" };
         format!("<DeleteReport: {} removed, {durable}>", self.removed)
+    }
+}
+
+/// What a scrub found.
+#[pyclass(frozen, get_all, module = "tiered_kv._core")]
+pub(crate) struct ScrubReport {
+    blocks: u64,
+    bytes: u64,
+    corrupt: u64,
+    unreadable: u64,
+    skipped: u64,
+    complete: bool,
+}
+
+impl From<tiered_kv::ScrubReport> for ScrubReport {
+    fn from(report: tiered_kv::ScrubReport) -> Self {
+        let tiered_kv::ScrubReport { blocks, bytes, corrupt, unreadable, skipped, complete } =
+            report;
+        Self { blocks, bytes, corrupt, unreadable, skipped, complete }
+    }
+}
+
+#[pymethods]
+impl ScrubReport {
+    fn __repr__(&self) -> String {
+        let end = if self.complete { "" } else { ", not complete" };
+        let (whole, bad) = (self.blocks, self.corrupt + self.unreadable);
+        format!("<ScrubReport: {whole} whole, {bad} bad, {} skipped{end}>", self.skipped)
     }
 }
 

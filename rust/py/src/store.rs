@@ -309,6 +309,20 @@ impl Store {
         })
     }
 
+    #[pyo3(signature = (timeout=None, channel=None))]
+    fn scrub(
+        &self,
+        py: Python<'_>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        channel: Option<&Channel>,
+    ) -> PyResult<Py<PyAny>> {
+        let timeout = args::timeout("scrub", timeout)?;
+        submit(py, &self.shared, channel, About::keys(0), |sink| {
+            let done = |report| sink.complete(Done::Scrub(report));
+            self.shared.store.scrub_with(timeout, done).map(Some)
+        })
+    }
+
     #[pyo3(signature = (ns, keys, timeout=None, channel=None))]
     fn delete(
         &self,

@@ -86,6 +86,8 @@ pub enum DriveState {
     Working,
     /// Writing is paused after faults; reads go on.
     Paused,
+    /// It stalled or failed: reads of it miss at once and writing pauses, until it answers again.
+    CircuitOpen,
     /// It could not be opened: what it holds is misses until it is back.
     Lost,
 }
@@ -96,6 +98,7 @@ impl DriveState {
         match self {
             Self::Working => "working",
             Self::Paused => "paused",
+            Self::CircuitOpen => "circuit_open",
             Self::Lost => "lost",
         }
     }
@@ -120,6 +123,8 @@ pub struct DriveHealth {
     pub reason: String,
     /// Its identity, empty where it is lost.
     pub store_id: String,
+    /// Why it is paused or not asked, and the last error that it gave; empty where there is none.
+    pub fault: String,
 }
 
 /// State of the store's parts.
@@ -139,6 +144,8 @@ pub struct Health {
     pub drive_paused: bool,
     /// Each drive of the configuration, lost ones last.
     pub drives: Vec<DriveHealth>,
+    /// What is configured and of no effect, and what to look at; empty when all is well.
+    pub warnings: Vec<String>,
     /// The first drive's identity, empty without one.
     pub store_id: String,
     /// Bytes of memory on huge pages.

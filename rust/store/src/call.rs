@@ -263,4 +263,25 @@ mod tests {
         done(7);
         assert_eq!(op.wait_for(Duration::MAX).expect("it has ended"), 7);
     }
+
+    /// A runtime of the test's own: it counts how often it was woken.
+    struct Counting(std::sync::atomic::AtomicUsize);
+
+    impl std::task::Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn an_operation_can_be_awaited_on_any_runtime() {
+        let (mut op, done) = Op::new();
+        let counting = Arc::new(Counting(0.into()));
+        let waker = Waker::from(counting.clone());
+        let mut context = Context::from_waker(&waker);
+        assert_eq!(Pin::new(&mut op).poll(&mut context), Poll::Pending);
+        done(7);
+        assert_eq!(counting.0.load(std::sync::atomic::Ordering::SeqCst), 1, "woken once");
+        assert_eq!(Pin::new(&mut op).poll(&mut context), Poll::Ready(7));
+    }
 }

@@ -18,12 +18,15 @@ use tiered_kv_types::{
 
 const CHECKPOINT: &str = "checkpoint.tkv";
 const SUPERBLOCK: &str = "superblock.tkv";
+/// What the self-test writes and removes again.
+const SELF_TEST: &str = "selftest.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Most segments of a drive: 16 TiB at 256 MiB each.
 const MAX_SEGMENTS: u64 = 65_536;
-/// Open files that are left to everything but segments.
-const OTHER_FILES: u64 = 64;
+/// Open files that are left to everything but segments, and those of a drive beside them.
+const OTHER_FILES: u64 = 56;
+const FILES_A_DRIVE: u64 = 8;
 /// Pages of the journal: a 64th of the capacity within these bounds.
 const MIN_JOURNAL_PAGES: u64 = 8;
 const MAX_JOURNAL_PAGES: u64 = 256;
@@ -40,6 +43,35 @@ pub(crate) struct Drive {
     lock: Mutex<Option<DirLock>>,
 }
 
+/// Segment files that this process may still open: every one of every drive stays open.
+pub(crate) struct OpenFiles {
+    left: u64,
+    /// Drives that are still to be opened.
+    drives: u64,
+}
+
+impl OpenFiles {
+    /// What the process' limit leaves to this many drives.
+    pub(crate) fn of(drives: usize) -> Self {
+        let drives = drives as u64;
+        let most = MAX_SEGMENTS.saturating_mul(drives);
+        let others = OTHER_FILES + drives * FILES_A_DRIVE;
+        let left = open_files_limit().map_or(most, |limit| limit.saturating_sub(others));
+        Self { left, drives }
+    }
+
+    /// What a new drive may take, so that as much is left for each of those behind it.
+    fn share(&self) -> u64 {
+        self.left / self.drives.max(1)
+    }
+
+    /// Books an opened drive, or one that is lost.
+    pub(crate) fn take(&mut self, segments: u32) {
+        self.left = self.left.saturating_sub(segments.into());
+        self.drives = self.drives.saturating_sub(1);
+    }
+}
+
 fn config_error(context: String) -> Error {
     Error::new(ErrorKind::Config, "open", context)
 }
@@ -49,6 +81,7 @@ pub(crate) fn open_drive(
     seams: &Seams,
     dir: &Path,
     number: DriveId,
+    files: &OpenFiles,
 ) -> Result<Drive> {
     // The lock first: opening the files clears what a crash left half written.
     let lock = seams.lock_directory.then(|| DirLock::acquire(dir)).transpose()?;
@@ -65,7 +98,8 @@ pub(crate) fn open_drive(
                 && superblock.segment_bytes.is_multiple_of(PAGE_BYTES)
                 && superblock.header_stride >= stride;
             if usable {
-                return with_geometry(config, dir, disk, superblock, lock);
+                let geometry = geometry_of(config, &superblock, files.left)?;
+                return with_geometry(config, dir, disk, (superblock, geometry), lock);
             }
             "has a superblock whose sizes do not fit this machine's devices".to_owned()
         }
@@ -75,12 +109,12 @@ pub(crate) fn open_drive(
         Some(Decoded::Empty | Decoded::Damaged) => "has a damaged superblock".to_owned(),
         None => {
             refuse_strangers(disk.as_ref(), dir)?;
-            return create_drive(config, seams, dir, disk, (number, stride), lock);
+            return create_drive(config, seams, (dir, disk), (number, stride), lock, files);
         }
     };
     if config.on_format_mismatch == OnFormatMismatch::Reset {
         tracing::warn!(dir = %dir.display(), "the directory {mismatch}: it is reset");
-        return create_drive(config, seams, dir, disk, (number, stride), lock);
+        return create_drive(config, seams, (dir, disk), (number, stride), lock, files);
     }
     Err(Error::new(
         ErrorKind::FormatMismatch,
@@ -96,7 +130,7 @@ pub(crate) fn open_drive(
 /// A directory without a superblock is taken only if it holds nothing of somebody else's.
 fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let ours = |name: &str| {
-        name == "LOCK" || name == JOURNAL || name == CHECKPOINT || segment_number(name).is_some()
+        ["LOCK", JOURNAL, CHECKPOINT, SELF_TEST].contains(&name) || segment_number(name).is_some()
     };
     match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
         None => Ok(()),
@@ -115,10 +149,10 @@ fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
 fn create_drive(
     config: &StoreConfig,
     seams: &Seams,
-    dir: &Path,
-    disk: Arc<dyn Disk>,
+    (dir, disk): (&Path, Arc<dyn Disk>),
     (drive, header_stride): (DriveId, u32),
     lock: Option<DirLock>,
+    files: &OpenFiles,
 ) -> Result<Drive> {
     let mut store = [0; 16];
     seams.entropy.fill(&mut store);
@@ -130,34 +164,70 @@ fn create_drive(
         created_unix_ns: seams.clock.unix_nanos(),
     };
     // Refused before anything is changed, so that a corrected configuration finds no leftovers.
-    geometry_of(config, &superblock)?;
+    let geometry = geometry_of(config, &superblock, files.share())?;
     for (name, _) in disk.list()? {
         if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
             disk.remove(&name)?;
         }
     }
     disk.write_file(SUPERBLOCK, &superblock.encode())?;
-    with_geometry(config, dir, disk, superblock, lock)
+    with_geometry(config, dir, disk, (superblock, geometry), lock)
 }
 
 fn with_geometry(
     config: &StoreConfig,
     dir: &Path,
     disk: Arc<dyn Disk>,
-    superblock: Superblock,
+    (superblock, geometry): (Superblock, Geometry),
     lock: Option<DirLock>,
 ) -> Result<Drive> {
-    let geometry = geometry_of(config, &superblock)?;
+    self_test(disk.as_ref(), &superblock.store)?;
     let (journal, journal_pages) = open_journal(disk.as_ref(), journal_pages(config))?;
     let lock = Mutex::new(lock);
     Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
+}
+
+/// Writes a page of the drive's own, syncs and reads it back: a drive that takes writes and gives
+/// something else back, or nothing, would be a tier without a single hit. A full one passes: what
+/// it holds can be read.
+fn self_test(disk: &dyn Disk, store: &[u8; 16]) -> Result<()> {
+    match disk.remove(SELF_TEST) {
+        Err(err) if err.kind() != ErrorKind::NotFound => return Err(err),
+        // Of a process that ended in the midst of its test, or none.
+        _ => {}
+    }
+    let file = match disk.create(SELF_TEST, PAGE_BYTES) {
+        Err(err) if err.kind() == ErrorKind::NoSpace => {
+            tracing::warn!(%err, "the drive is full: whether it keeps what it takes is not known");
+            return Ok(());
+        }
+        created => created?,
+    };
+    let mut page = AlignedBuf::new(PAGE_BYTES as usize)?;
+    for (byte, at) in page.as_mut_slice().iter_mut().zip(0_usize..) {
+        *byte = store[at % 16] ^ (at / 16) as u8 ^ 0x5a;
+    }
+    let mut back = AlignedBuf::new(PAGE_BYTES as usize)?;
+    let tried = disk
+        .write_at(file, 0, page.as_slice())
+        .and_then(|()| disk.sync(file))
+        .and_then(|()| disk.read_at(file, 0, back.as_mut_slice()));
+    let removed = disk.remove(SELF_TEST);
+    tried.map_err(|err| Error::from_io("self-test", SELF_TEST, err))?;
+    removed?;
+    if back.as_slice() == page.as_slice() {
+        return Ok(());
+    }
+    let context = "`nvme_paths`: the drive gave back something else than was written to it: check \
+                   it (dmesg, smartctl), or name another directory";
+    Err(Error::new(ErrorKind::Io, "self-test", context))
 }
 
 fn journal_pages(config: &StoreConfig) -> u64 {
     (config.nvme_capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
 }
 
-fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry> {
+fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Result<Geometry> {
     let segment_bytes = superblock.segment_bytes;
     if config.segment_bytes.is_some_and(|asked| asked != segment_bytes) {
         return Err(config_error(format!(
@@ -175,20 +245,20 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock) -> Result<Geometry
             config.nvme_capacity
         )));
     }
-    check_segments(segments)?;
+    check_segments(segments, files)?;
     Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
 }
 
 /// Every segment is a file that stays open: what cannot be had then is refused now.
-fn check_segments(segments: u32) -> Result<()> {
-    let files = open_files_limit().map_or(MAX_SEGMENTS, |limit| limit.saturating_sub(OTHER_FILES));
+fn check_segments(segments: u32, files: u64) -> Result<()> {
     if u64::from(segments) <= files.min(MAX_SEGMENTS) {
         return Ok(());
     }
     Err(config_error(format!(
         "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
-         {files} open, and {MAX_SEGMENTS} at most: raise its limit of open files (`ulimit -n`), \
-         give less, or make a new directory with larger `segment_bytes`"
+         {files} open beside those of the other drives, and {MAX_SEGMENTS} at most: raise its \
+         limit of open files (`ulimit -n`), give less, or make a new directory with larger \
+         `segment_bytes`"
     )))
 }
 

@@ -26,7 +26,7 @@ use tiered_kv_types::BlockKey;
 const INLINE_COPY_BYTES: u64 = 64 << 10;
 /// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
 /// that their keys stay in the cache until then.
-const ACCESS_QUEUE: usize = 512;
+pub(crate) const ACCESS_QUEUE: usize = 512;
 
 /// Numbers of the cores of this process, from 1.
 static NEXT_CORE: AtomicU64 = AtomicU64::new(1);
@@ -374,6 +374,8 @@ fn sort_command(state: &mut State, command: Command, work: &mut Work) {
             work.done.push((call, outcome));
         }
         Command::Load { drive, .. }
+        | Command::Scrub { drive, .. }
+        | Command::Probe { drive }
         | Command::PrepareSegment { drive, .. }
         | Command::WriteSlabs { drive, .. }
         | Command::WriteHeaders { drive, .. }

@@ -4,11 +4,13 @@
 //! never across I/O. The state machine alone writes to it, while it decides, so that the index
 //! never runs ahead of the data: an entry appears after its bytes and checksums are in place.
 
+use crate::machine::DriveId;
 use crate::resident::Resident;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// A key and the namespace it lives in; compared whole.
@@ -43,6 +45,8 @@ pub enum Residency {
     Loading,
     /// It can be had from this tier.
     In(Tier),
+    /// It is on a drive that is not asked at present: a `get` would miss.
+    Shut,
 }
 
 impl Residency {
@@ -55,7 +59,8 @@ impl Residency {
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) resident: Option<Arc<Resident>>,
-    pub(crate) on_nvme: bool,
+    /// The drive it is on.
+    pub(crate) on_nvme: Option<DriveId>,
     pub(crate) loading: bool,
     pub(crate) writing: u32,
     pub(crate) info: BlockInfo,
@@ -63,17 +68,20 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// `staging`: what is in memory only passes through, and counts for nothing.
-    fn residency(&self, staging: bool) -> Residency {
-        if staging && self.on_nvme {
-            Residency::In(Tier::Nvme)
+    fn residency(&self, staging: bool, shut: &ShutDrives) -> Residency {
+        let on_drive = self.on_nvme.filter(|_| staging || self.resident.is_none());
+        if let Some(drive) = on_drive {
+            if shut.contains(drive) {
+                Residency::Shut
+            } else if self.loading && !staging {
+                Residency::Loading
+            } else {
+                Residency::In(Tier::Nvme)
+            }
         } else if staging && self.resident.is_some() {
             Residency::Writing
         } else if self.resident.is_some() {
             Residency::In(Tier::Dram)
-        } else if self.loading {
-            Residency::Loading
-        } else if self.on_nvme {
-            Residency::In(Tier::Nvme)
         } else if self.writing > 0 {
             Residency::Writing
         } else {
@@ -82,7 +90,33 @@ impl Entry {
     }
 
     fn is_empty(&self) -> bool {
-        self.resident.is_none() && !self.on_nvme && !self.loading && self.writing == 0
+        self.resident.is_none() && self.on_nvme.is_none() && !self.loading && self.writing == 0
+    }
+}
+
+/// Drives that are not asked at present.
+#[derive(Debug, Default)]
+struct ShutDrives([AtomicU64; 4]);
+
+impl ShutDrives {
+    fn place(&self, drive: DriveId) -> (&AtomicU64, u64) {
+        let drive = usize::from(drive);
+        (&self.0[drive / 64], 1 << (drive % 64))
+    }
+
+    #[inline]
+    fn contains(&self, drive: DriveId) -> bool {
+        let (word, bit) = self.place(drive);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn set(&self, drive: DriveId, shut: bool) {
+        let (word, bit) = self.place(drive);
+        if shut {
+            word.fetch_or(bit, Ordering::Relaxed)
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed)
+        };
     }
 }
 
@@ -95,13 +129,14 @@ pub(crate) struct ReadIndex {
     shards: Vec<Shard>,
     /// There is no T1.
     staging: bool,
+    shut: ShutDrives,
 }
 
 impl ReadIndex {
     pub(crate) fn new(seed: u64, staging: bool) -> Self {
         let hasher = KeyHasher::with_seed(seed);
         let shard = |_| RwLock::new(HashMap::with_hasher(hasher.clone()));
-        Self { shards: (0..SHARDS).map(shard).collect(), staging }
+        Self { shards: (0..SHARDS).map(shard).collect(), staging, shut: ShutDrives::default() }
     }
 
     /// Makes room for so many more keys.
@@ -109,6 +144,11 @@ impl ReadIndex {
         for shard in &self.shards {
             shard.write().reserve(keys / SHARDS + keys / SHARDS / 8);
         }
+    }
+
+    /// What is on a drive counts for nothing while it is shut.
+    pub(crate) fn shut_drive(&self, drive: DriveId, shut: bool) {
+        self.shut.set(drive, shut);
     }
 
     #[inline]
@@ -121,7 +161,7 @@ impl ReadIndex {
     /// What a caller may know of `key`.
     pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
         match self.shard(key).read().get(key) {
-            Some(entry) => (entry.residency(self.staging), entry.info),
+            Some(entry) => (entry.residency(self.staging, &self.shut), entry.info),
             None => (Residency::Absent, BlockInfo::default()),
         }
     }
@@ -137,7 +177,9 @@ impl ReadIndex {
         key: &FullKey,
     ) -> std::result::Result<Arc<Resident>, Residency> {
         match self.shard(key).read().get(key) {
-            Some(entry) => entry.resident.clone().ok_or_else(|| entry.residency(self.staging)),
+            Some(entry) => {
+                entry.resident.clone().ok_or_else(|| entry.residency(self.staging, &self.shut))
+            }
             None => Err(Residency::Absent),
         }
     }

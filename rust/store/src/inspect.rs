@@ -2,13 +2,16 @@
 
 use crate::answers::{DriveHealth, DriveState, Health};
 use crate::log::LogEntry;
-use crate::machine::Audit;
+use crate::machine::{Audit, Fault};
 use crate::open::OpenTimes;
 use crate::owner::Owner;
 use crate::stats::{ACCESSES_DROPPED, LOOKUPS, Stats};
 use crate::store::Store;
 use std::sync::atomic::Ordering;
 use tiered_kv_types::StoreConfig;
+
+/// Keys asked for in vain after which something is wrong with them.
+const INERT_KEYS: u64 = 4096;
 
 impl Store {
     /// A snapshot of counters and gauges.
@@ -86,7 +89,7 @@ impl Owner {
 
     pub(crate) fn health(&self) -> Health {
         let disk = self.drives.first().map(|d| &d.disk);
-        let paused = self.core.with_machine(|m| m.drives_paused());
+        let conditions = self.core.with_machine(|m| m.drive_conditions());
         let regions = self.regions.report();
         Health {
             open: !self.core.is_closed(),
@@ -94,8 +97,9 @@ impl Owner {
             backend_reason: self.core.io.first().map(|io| io.describe()).unwrap_or_default(),
             direct: disk.is_some_and(|d| d.is_direct()),
             direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
-            drive_paused: paused.contains(&true),
-            drives: self.drives_health(&paused),
+            drive_paused: conditions.iter().any(|condition| *condition != (false, None)),
+            drives: self.drives_health(&conditions),
+            warnings: self.warnings(),
             store_id: self.store_id(),
             huge_bytes: self.arena.report().huge_bytes,
             regions: regions.count,
@@ -105,23 +109,70 @@ impl Owner {
         }
     }
 
-    fn drives_health(&self, paused: &[bool]) -> Vec<DriveHealth> {
+    /// What is configured and of no effect: drives that get nothing, keys that nobody stores.
+    fn warnings(&self) -> Vec<String> {
+        let stats = self.stats();
+        let counter =
+            |name: &str| stats.counters.iter().find(|(n, _)| *n == name).map_or(0, |c| c.1);
+        let mut warnings = Vec::new();
+        let lost = self.lost.len();
+        if lost > 0 {
+            warnings.push(format!("{lost} drives are lost: what they hold is misses"));
+        }
+        let (stored, undurable) = (counter("put_stored"), counter("undurable"));
+        if undurable > 0 && counter("offloaded") == 0 {
+            warnings.push(format!(
+                "of {stored} blocks stored since the open none became durable, {undurable} could \
+                 not be written: see the drives' `fault`, their free space and their mount options"
+            ));
+        }
+        let asked = stats.requested.max(counter(LOOKUPS));
+        if asked >= INERT_KEYS && stored > 0 && stats.dram.hits + stats.nvme.hits == 0 {
+            warnings.push(format!(
+                "{asked} keys were asked for and none was got, though {stored} blocks are stored: \
+                 compare the namespaces and the keys of puts and gets"
+            ));
+        }
+        warnings
+    }
+
+    fn drives_health(&self, conditions: &[(bool, Option<Fault>)]) -> Vec<DriveHealth> {
         let bridges = self.core.io.iter();
-        let there =
-            self.drives.iter().zip(paused).zip(bridges).map(|((drive, paused), io)| DriveHealth {
-                backend: io.describe(),
-                path: drive.path.clone(),
-                state: if *paused { DriveState::Paused } else { DriveState::Working },
-                reason: drive.disk.direct_reason(),
-                store_id: drive.store_id(),
-            });
+        let all = self.drives.iter().zip(conditions).zip(bridges);
+        let there = all.map(|((drive, (paused, fault)), io)| DriveHealth {
+            backend: io.describe(),
+            path: drive.path.clone(),
+            state: match (fault, paused) {
+                (Some(_), _) => DriveState::CircuitOpen,
+                (None, true) => DriveState::Paused,
+                (None, false) => DriveState::Working,
+            },
+            reason: drive.disk.direct_reason(),
+            store_id: drive.store_id(),
+            fault: fault_text(*paused, *fault, io.last_fault()),
+        });
         let lost = self.lost.iter().map(|(path, err)| DriveHealth {
             path: path.clone(),
             backend: String::new(),
             state: DriveState::Lost,
             reason: err.to_string(),
             store_id: String::new(),
+            fault: err.to_string(),
         });
         there.chain(lost).collect()
+    }
+}
+
+/// What is wrong with a drive, in words.
+fn fault_text(paused: bool, fault: Option<Fault>, last: Option<String>) -> String {
+    let now = match (fault, paused) {
+        (Some(fault), _) => fault.to_string(),
+        (None, true) => "writing pauses after faults".into(),
+        (None, false) => String::new(),
+    };
+    match last {
+        None => now,
+        Some(last) if now.is_empty() => format!("the last error was: {last}"),
+        Some(last) => format!("{now}; the last error was: {last}"),
     }
 }

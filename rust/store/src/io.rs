@@ -1,19 +1,24 @@
 //! Commands to the drive: turned into requests of the I/O engine, and their results into events.
 
+mod parts;
+
 use crate::direct::DirectRead;
 use crate::driver::Core;
 use crate::machine::{BlockId, Command, DriveId, Event, HeaderWrite, LoadFault, OpId, SlabRead};
-use crate::resident::{Filled, Filling, Resident, SlabWrite};
+use crate::resident::{Filling, Resident, SlabWrite};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use tiered_kv_io::{
-    AlignedBuf, CancelFlag, FileId, IoDone, IoEngine, IoOp, IoRequest, Priority, ReadBuf, ReadInto,
-    Region, RegionSlot, Registration, SlotMut, is_cancelled,
+    AlignedBuf, CancelFlag, FileId, IoDone, IoEngine, IoOp, IoRequest, PAGE_BYTES, Priority,
+    ReadInto, Region, RegionSlot, Registration, SlotMut, is_cancelled,
 };
 use tiered_kv_types::tombstone::JOURNAL_PAGE_BYTES;
+
+pub(crate) use parts::verify;
+use parts::{HeaderBuf, aligned, check, store};
 
 /// The name of the journal's file.
 pub(crate) const JOURNAL: &str = "journal.tkv";
@@ -63,6 +68,13 @@ enum Task {
     Create {
         segment: u32,
     },
+    Probe,
+    Scrub {
+        block: BlockId,
+        pass: Option<OpId>,
+        /// Each slab's bytes once they are read, its length and its checksum.
+        slabs: SmallVec<[(Option<AlignedBuf>, u64, u32); 1]>,
+    },
 }
 
 /// What a rewrite was of.
@@ -101,6 +113,8 @@ pub(crate) struct IoBridge {
     drive: DriveId,
     segment_bytes: u64,
     journal: FileId,
+    /// Guards the last error that the drive gave.
+    last_fault: Mutex<Option<String>>,
 }
 
 /// Slabs of one block share a token in its upper bits; the part's number is in the lower.
@@ -109,7 +123,14 @@ const PART_BITS: u32 = 8;
 impl IoBridge {
     pub(crate) fn new(drive: DriveId, segment_bytes: u64, journal: FileId) -> Self {
         let requests = Mutex::new(Requests { tasks: HashMap::new(), next: 0 });
-        Self { engine: OnceLock::new(), requests, drive, segment_bytes, journal }
+        Self {
+            engine: OnceLock::new(),
+            requests,
+            drive,
+            segment_bytes,
+            journal,
+            last_fault: Mutex::default(),
+        }
     }
 
     pub(crate) fn set_engine(&self, engine: Box<dyn IoEngine>) {
@@ -123,6 +144,11 @@ impl IoBridge {
     /// Which backend serves the drive, and why it and not another.
     pub(crate) fn describe(&self) -> String {
         self.engine.get().map_or_else(String::new, |engine| engine.describe())
+    }
+
+    /// The last error that the drive gave.
+    pub(crate) fn last_fault(&self) -> Option<String> {
+        self.last_fault.lock().clone()
     }
 
     /// Tells the drive's backend of a region.
@@ -188,6 +214,22 @@ impl IoBridge {
             Command::Load { block, reads, into, cancel, .. } => {
                 self.load(block, reads, into, &cancel, batch);
             }
+            Command::Scrub { block, reads, pass, .. } => match self.scrub(block, &reads, pass) {
+                Some(requests) => batch.extend(requests),
+                None => {
+                    let result = Err(LoadFault::NoMemory);
+                    events.push(Event::Scrubbed { block, pass, result });
+                }
+            },
+            Command::Probe { .. } => match AlignedBuf::new(JOURNAL_PAGE_BYTES) {
+                Ok(page) => {
+                    let op =
+                        IoOp::Read { file: self.journal, offset: 0, buf: ReadInto::Bounce(page) };
+                    let (token, priority) = (self.track(Task::Probe, 1), Priority::Load);
+                    batch.push(IoRequest { token, priority, op, cancel: None });
+                }
+                Err(_) => events.push(Event::Probed { drive, ok: false }),
+            },
             Command::WriteSlabs { group, block, from, to, .. } => {
                 self.write_slabs(group, block, &from, to, batch);
             }
@@ -248,6 +290,29 @@ impl IoBridge {
             let (token, cancel) = (token | part as u64, Some(cancel.clone()));
             batch.push(IoRequest { token, priority: Priority::Load, op, cancel });
         }
+    }
+
+    /// Reads of a scrub, into memory of their own; none where that is not to be had.
+    fn scrub(
+        &self,
+        block: BlockId,
+        reads: &[SlabRead],
+        pass: Option<OpId>,
+    ) -> Option<Vec<IoRequest>> {
+        let page = |read: &SlabRead| usize::try_from(read.bytes.next_multiple_of(PAGE_BYTES));
+        let bufs: Vec<AlignedBuf> = reads
+            .iter()
+            .map(|read| AlignedBuf::new(page(read).ok()?).ok())
+            .collect::<Option<_>>()?;
+        let slabs = reads.iter().map(|read| (None, read.bytes, read.crc)).collect();
+        let token = self.track(Task::Scrub { block, pass, slabs }, reads.len());
+        let request = |(part, (read, buf)): (usize, (&SlabRead, AlignedBuf))| {
+            let buf = ReadInto::Bounce(buf);
+            let op = IoOp::Read { file: read.file, offset: read.offset, buf };
+            let token = token | part as u64;
+            IoRequest { token, priority: Priority::Scrub, op, cancel: None }
+        };
+        Some(reads.iter().zip(bufs).enumerate().map(request).collect())
     }
 
     fn write_slabs(
@@ -330,6 +395,9 @@ impl IoBridge {
                 slots[part] = Some(buf);
             }
             (Task::LoadInto { read, .. }, IoOp::Read { buf, .. }) => read.ended(part, buf),
+            (Task::Scrub { slabs, .. }, IoOp::Read { buf: ReadInto::Bounce(buf), .. }) => {
+                slabs[part].0 = Some(buf);
+            }
             (Task::Create { .. }, IoOp::Create { file, .. }) => created = file,
             _ => {}
         }
@@ -338,6 +406,10 @@ impl IoBridge {
         }
         let Some(Tracked { task, fault, .. }) = requests.tasks.remove(&token) else { return };
         drop(requests);
+        if let Some(err) = fault.as_ref().filter(|err| !is_cancelled(err)) {
+            tracing::warn!(%err, "the drive failed an operation");
+            *self.last_fault.lock() = Some(err.to_string());
+        }
         let core = core.upgrade();
         if let Task::LoadInto { op, item, block, read } = task {
             let (slot, result) = read.finish(fault.map_or(Ok(()), |err| Err(load_fault(&err))));
@@ -360,9 +432,6 @@ impl IoBridge {
         created: Option<FileId>,
     ) -> Option<Event> {
         let (drive, ok) = (self.drive, fault.is_none());
-        if let Some(err) = fault.as_ref().filter(|err| !is_cancelled(err)) {
-            tracing::warn!(%err, "the drive failed an operation");
-        }
         Some(match task {
             Task::Load { block, filling, slots, crcs } => {
                 let result = match fault {
@@ -378,6 +447,12 @@ impl IoBridge {
                 Event::LoadDone { block, result }
             }
             Task::LoadInto { .. } => unreachable!("it gives its slot back by itself"),
+            Task::Scrub { block, pass, slabs } => {
+                let read = fault.map_or(Ok(()), |err| Err(load_fault(&err)));
+                let result = read.and_then(|()| check(slabs).ok_or(LoadFault::Corrupt));
+                Event::Scrubbed { block, pass, result }
+            }
+            Task::Probe => Event::Probed { drive, ok },
             Task::Slabs { group, block } => Event::SlabsWritten { group, block, ok },
             Task::Headers { group } => Event::HeadersWritten { group, drive, ok },
             Task::Sync { group } => Event::Synced { group, drive, ok },
@@ -407,48 +482,10 @@ impl IoBridge {
 
 /// What the failure of a read means for its block.
 fn load_fault(err: &io::Error) -> LoadFault {
-    if is_cancelled(err) { LoadFault::Cancelled } else { LoadFault::Io }
-}
-
-/// A copy of whole pages at an aligned address.
-fn aligned(bytes: &[u8]) -> tiered_kv_types::Result<AlignedBuf> {
-    let mut buf = AlignedBuf::new(bytes.len())?;
-    buf.as_mut_slice().copy_from_slice(bytes);
-    Ok(buf)
-}
-
-fn store(token: u64, op: IoOp) -> IoRequest {
-    IoRequest { token, priority: Priority::Store, op, cancel: None }
-}
-
-/// Puts the slots back and checks every slab against the checksum that it was stored with.
-pub(crate) fn verify(
-    mut filling: Filling,
-    slots: Vec<Option<SlotMut>>,
-    crcs: &[u32],
-) -> Option<Filled> {
-    filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
-    let filled = filling.fill_in_place();
-    (filled.crcs() == crcs).then_some(filled)
-}
-
-/// Header bytes at an aligned address, without the padding of the buffer's last page.
-struct HeaderBuf {
-    buf: AlignedBuf,
-    len: usize,
-}
-
-impl HeaderBuf {
-    fn new(bytes: &[u8]) -> tiered_kv_types::Result<Self> {
-        let pages = bytes.len().next_multiple_of(tiered_kv_io::PAGE_BYTES as usize);
-        let mut buf = AlignedBuf::new(pages)?;
-        buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        Ok(Self { buf, len: bytes.len() })
-    }
-}
-
-impl ReadBuf for HeaderBuf {
-    fn as_slice(&self) -> &[u8] {
-        &self.buf.as_slice()[..self.len]
+    match err.kind() {
+        _ if is_cancelled(err) => LoadFault::Cancelled,
+        // The drive answered: it is the file that is shorter than what was stored in it.
+        io::ErrorKind::UnexpectedEof => LoadFault::Corrupt,
+        _ => LoadFault::Io,
     }
 }

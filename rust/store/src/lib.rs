@@ -38,12 +38,15 @@ mod registry;
 mod request;
 mod reserve;
 mod resident;
+mod scrub;
 mod seams;
 #[cfg(any(test, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
 mod stats;
 mod store;
+#[cfg(test)]
+mod unlocked;
 
 pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
@@ -54,7 +57,7 @@ pub use delete::Delete;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
-pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus};
+pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus, ScrubReport};
 pub use namespace::{Namespace, PutOptions};
 pub use open::OpenTimes;
 pub use request::{Request, RequestContext};

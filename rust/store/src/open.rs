@@ -1,6 +1,6 @@
 //! Opening: the directory's identity, its lock, recovery, memory, and the threads.
 
-use crate::directory::{Drive, found_segments, open_drive};
+use crate::directory::{Drive, OpenFiles, found_segments, open_drive};
 use crate::driver::{Core, CoreParts};
 use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    Arena, ArenaConfig, EngineConfig, IoDone, Running, UringConfig, WorkerPool, choose_engine,
-    memory_limit_bytes,
+    Arena, ArenaConfig, EngineConfig, IoDone, Nanos, Running, UringConfig, WorkerPool,
+    choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
@@ -49,7 +49,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let begin = Instant::now();
     let (drives, lost) = open_drives(config, seams)?;
-    let dram = config.dram_capacity.unwrap_or_else(default_dram);
+    let dram = config.dram_capacity.unwrap_or_else(|| default_dram(memory_limit_bytes()));
     let staging = config.has_no_dram();
     let memory = memory_geometry(if staging { config.staging_capacity } else { dram });
     let populate = Instant::now();
@@ -65,6 +65,9 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         load_high_bytes: config.max_load_bytes,
         held_high_bytes: (capacity + drive_bytes) / 2,
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
+        stall: nanos(config.drive_stall_s),
+        retry: nanos(config.drive_retry_s),
+        scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
     let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
@@ -104,8 +107,13 @@ pub(crate) fn check_origin() -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, "open", context))
 }
 
-fn default_dram() -> u64 {
-    memory_limit_bytes().map_or(DEFAULT_DRAM_BYTES, |limit| (limit / 4).min(DEFAULT_DRAM_BYTES))
+/// Seconds that the configuration has checked.
+fn nanos(seconds: f64) -> Nanos {
+    (seconds * 1e9) as Nanos
+}
+
+pub(crate) fn default_dram(limit: Option<u64>) -> u64 {
+    limit.map_or(DEFAULT_DRAM_BYTES, |limit| (limit / 4).min(DEFAULT_DRAM_BYTES))
 }
 
 fn memory_geometry(capacity: u64) -> Geometry {
@@ -186,8 +194,11 @@ fn start_engine(
 fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)> {
     let mut drives = Vec::new();
     let mut lost = Vec::new();
+    let mut files = OpenFiles::of(config.nvme_paths.len());
     for (number, dir) in (0..).zip(&config.nvme_paths) {
-        match open_drive(config, seams, dir, number) {
+        let opened = open_drive(config, seams, dir, number, &files);
+        files.take(opened.as_ref().map_or(0, |drive| drive.geometry.segments));
+        match opened {
             Ok(drive) => drives.push(drive),
             Err(err) => match err.kind() {
                 ErrorKind::NotFound | ErrorKind::Permission | ErrorKind::Io => {
@@ -209,7 +220,12 @@ fn open_drives(config: &StoreConfig, seams: &Seams) -> Result<(Vec<Drive>, Lost)
 }
 
 /// Reads every drive's tables and journal and lets the machine decide what is believed.
-fn recover(drives: &[Drive], complete: bool, machine: &mut Machine, seams: &Seams) -> Result<()> {
+pub(crate) fn recover(
+    drives: &[Drive],
+    complete: bool,
+    machine: &mut Machine,
+    seams: &Seams,
+) -> Result<()> {
     let mut events = Vec::new();
     let mut tombstones = Vec::new();
     let mut pages = 0;

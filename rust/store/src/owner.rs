@@ -127,9 +127,9 @@ impl Owner {
     /// Notes what each drive holds, so that the next open need not read every table. Where that
     /// fails, the next open reads them.
     fn write_checkpoints(&self) {
-        let paused = self.core.with_machine(|m| m.drives_paused());
-        for ((number, drive), paused) in (0..).zip(&self.drives).zip(paused) {
-            if paused {
+        let conditions = self.core.with_machine(|m| m.drive_conditions());
+        for ((number, drive), condition) in (0..).zip(&self.drives).zip(conditions) {
+            if condition != (false, None) {
                 continue;
             }
             let checkpoint = self.core.with_machine(|m| m.checkpoint(number));

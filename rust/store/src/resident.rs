@@ -36,6 +36,35 @@ impl Freed {
 /// Where slots go whose last owner is gone.
 pub(crate) type FreedSlots = Arc<Freed>;
 
+/// Bytes of slots that were taken to be stored, by a put or a reservation, and are neither visible
+/// nor given back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EnteringBytes(Arc<AtomicU64>);
+
+impl EnteringBytes {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` until the booking is dropped, wherever that is.
+    fn book(&self, bytes: u64) -> Booking {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        Booking { total: self.clone(), bytes }
+    }
+}
+
+#[derive(Debug)]
+struct Booking {
+    total: EnteringBytes,
+    bytes: u64,
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.total.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// Slots taken for one block, one a slab, writable and owned by whoever fills them.
 ///
 /// Dropping it gives the slots back.
@@ -48,11 +77,19 @@ pub struct Filling {
     freed: FreedSlots,
     /// The store's generation when the slots were taken.
     begun: u64,
+    /// Of slots that are to be stored, until they are published or dropped.
+    booking: Option<Booking>,
 }
 
 impl Filling {
     pub(crate) fn new(freed: FreedSlots, begun: u64) -> Self {
-        Self { slots: SmallVec::new(), ids: SmallVec::new(), lens: SmallVec::new(), freed, begun }
+        let (slots, ids, lens) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
+        Self { slots, ids, lens, freed, begun, booking: None }
+    }
+
+    /// Counts the block among what is on its way in.
+    pub(crate) fn book(&mut self, total: &EnteringBytes) {
+        self.booking = Some(total.book(self.bytes()));
     }
 
     pub(crate) fn push(&mut self, slot: SlotMut, id: SlotId, len: u64) {
@@ -260,12 +297,10 @@ impl LeaseBudget {
 
     /// Counts so many bytes as leased, unless that would be more than the cap.
     pub(crate) fn take(&self, bytes: u64) -> bool {
-        let before = self.freed.leased.fetch_add(bytes, Ordering::Relaxed);
-        let taken = before.saturating_add(bytes) <= self.cap;
-        if !taken {
-            self.freed.leased.fetch_sub(bytes, Ordering::Relaxed);
-        }
-        taken
+        // Added only where it fits: one that is refused must not be in another's way meanwhile.
+        let fits = |leased: u64| leased.checked_add(bytes).filter(|sum| *sum <= self.cap);
+        let leased = &self.freed.leased;
+        leased.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 }
 
@@ -329,5 +364,40 @@ impl Drop for Lease {
         if let Some(resident) = &self.resident {
             resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident(bytes: u64, freed: &FreedSlots) -> Arc<Resident> {
+        Arc::new(Resident {
+            slots: SmallVec::new(),
+            ids: SmallVec::new(),
+            lens: SmallVec::from_slice(&[bytes]),
+            crcs: SmallVec::new(),
+            generation: 1,
+            info: BlockInfo::default(),
+            freed: freed.clone(),
+        })
+    }
+
+    #[test]
+    fn a_lease_that_is_refused_is_in_nobodys_way_meanwhile() {
+        let freed = FreedSlots::default();
+        let budget = LeaseBudget::new(100, freed.clone());
+        let (small, large) = (resident(10, &freed), resident(1000, &freed));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..200_000 {
+                    assert!(budget.lease(large.clone()).is_none());
+                }
+            });
+            for _ in 0..200_000 {
+                assert!(budget.lease(small.clone()).is_some(), "it fits alone");
+            }
+        });
+        assert_eq!(budget.leased_bytes(), 0);
     }
 }

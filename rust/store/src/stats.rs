@@ -63,6 +63,17 @@ counters! {
     direct_bytes,
     /// Reads that nobody wanted any more before the device had them.
     loads_cancelled,
+    /// Times that a drive was no longer asked, and that one answered again.
+    circuits_opened,
+    circuits_closed,
+    /// Reads that tried whether a drive answers.
+    probes,
+    /// Blocks read back by scrubs and found whole, their bytes, and blocks that were not.
+    scrubbed,
+    scrubbed_bytes,
+    scrub_faults,
+    /// Times that the background has read back everything.
+    scrub_rounds,
     /// Copies on the drive taken out of use.
     quarantined,
     /// Loads begun ahead of a request.

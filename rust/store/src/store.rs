@@ -192,7 +192,7 @@ impl Store {
                     bytes += resident.bytes();
                     Ok(resident)
                 }
-                Err(state) if state.is_hit() => return None,
+                Err(state) if state.is_hit() || state == Residency::Shut => return None,
                 Err(_) => Err(MissReason::Absent),
             });
         }

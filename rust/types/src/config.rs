@@ -74,6 +74,15 @@ pub struct StoreConfig {
     pub load_timeout_s: f64,
     /// Deadline of a put in seconds, where the call names none.
     pub put_timeout_s: f64,
+    /// Seconds without an answer to any read after which a drive counts as stalled: what waits for
+    /// it is a miss then, and it is not asked until it answers again.
+    pub drive_stall_s: f64,
+    /// Seconds after which a drive that failed repeatedly is tried again.
+    pub drive_retry_s: f64,
+    /// Bytes a second that are read back from each drive and verified while nothing else is to be
+    /// done. 0: none.
+    #[serde(deserialize_with = "de_size")]
+    pub scrub_bytes_per_s: u64,
     /// Seconds after which a reservation that was not published is dropped.
     pub reservation_ttl_s: f64,
     /// Seconds that `close` may spend on writing what is not yet durable.
@@ -111,6 +120,9 @@ impl Default for StoreConfig {
             max_load_bytes: 1 << 30,
             load_timeout_s: 10.0,
             put_timeout_s: 30.0,
+            drive_stall_s: 2.0,
+            drive_retry_s: 5.0,
+            scrub_bytes_per_s: 0,
             reservation_ttl_s: 60.0,
             close_timeout_s: 60.0,
             on_format_mismatch: OnFormatMismatch::Error,
@@ -285,6 +297,8 @@ impl StoreConfig {
         for (field, value) in [
             ("load_timeout_s", self.load_timeout_s),
             ("put_timeout_s", self.put_timeout_s),
+            ("drive_stall_s", self.drive_stall_s),
+            ("drive_retry_s", self.drive_retry_s),
             ("reservation_ttl_s", self.reservation_ttl_s),
             ("close_timeout_s", self.close_timeout_s),
         ] {

@@ -90,7 +90,7 @@ pub struct RecordHeader {
     pub stored_unix_ns: u64,
     /// Payload bytes.
     pub payload_bytes: u64,
-    /// Payload checksum, by `CHECKSUM_CRC32C`.
+    /// Payload checksum, by `CHECKSUM_CRC32C`; stored bound to namespace, key, slab, generation.
     pub checksum: u32,
     /// Digest of the tenant that pays for it, zero for none.
     pub tenant: [u8; 16],
@@ -126,7 +126,7 @@ impl RecordHeader {
         w.put(168, &self.generation.to_le_bytes());
         w.put(176, &self.stored_unix_ns.to_le_bytes());
         w.put(184, &self.payload_bytes.to_le_bytes());
-        w.put(192, &u64::from(self.checksum).to_le_bytes());
+        w.put(192, &u64::from(self.checksum ^ self.binding()).to_le_bytes());
         w.put(200, &self.parts.to_le_bytes());
         w.put(208, &self.tenant);
         w.seal(RECORD_MAGIC);
@@ -151,7 +151,7 @@ impl RecordHeader {
                 block_type: BlockType::from_u8(bytes[156]),
                 ..BlockInfo::default()
             };
-            Decoded::Valid(Self {
+            let mut record = Self {
                 store: array(bytes, 16),
                 namespace: NamespaceId(array(bytes, 32)),
                 key: BlockKey(array(bytes, 64)),
@@ -169,10 +169,34 @@ impl RecordHeader {
                 payload_bytes: u64_at(bytes, 184),
                 checksum,
                 tenant: array(bytes, 208),
-            })
+            };
+            record.checksum ^= record.binding();
+            Decoded::Valid(record)
         })
     }
+
+    /// What the payload's checksum is stored with: a mix of whose payload it is. A header whose
+    /// namespace, key, slab or generation became another's, even with a sound checksum of its own,
+    /// no longer fits the payload. Multiplied, since a crc of them would be blind to the same
+    /// changes as the header's crc.
+    fn binding(&self) -> u32 {
+        let mut mix = BINDING_SEED;
+        let mut take = |word: u64| {
+            mix = (mix ^ word).wrapping_mul(BINDING_FACTOR);
+            mix ^= mix >> 32;
+        };
+        for bytes in [&self.namespace.0, &self.key.0] {
+            (0..4).for_each(|word| take(u64_at(bytes, word * 8)));
+        }
+        take(u64::from(self.slab));
+        take(self.generation);
+        (mix ^ (mix >> 32)) as u32
+    }
 }
+
+/// Of the mix that binds a payload's checksum: odd, so that multiplying loses nothing.
+const BINDING_SEED: u64 = 0x5bd1_e995_7f4a_7c15;
+const BINDING_FACTOR: u64 = 0x9e6c_63d0_876a_68e5;
 
 /// First page of a segment file: one size class of slots, with their header table behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -135,11 +135,13 @@ pub enum MissReason {
     Closed = 10,
     /// The copy was replaced or deleted while it was being loaded.
     Superseded = 11,
+    /// Its drive has stalled or failed repeatedly and is not asked until it answers again.
+    CircuitOpen = 12,
 }
 
 impl MissReason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Absent,
         Self::Corrupt,
         Self::IoError,
@@ -151,6 +153,7 @@ impl MissReason {
         Self::Cancelled,
         Self::Closed,
         Self::Superseded,
+        Self::CircuitOpen,
     ];
 
     /// A stable name, as `stats` and Python show it.
@@ -167,6 +170,7 @@ impl MissReason {
             Self::Cancelled => "cancelled",
             Self::Closed => "closed",
             Self::Superseded => "superseded",
+            Self::CircuitOpen => "circuit_open",
         }
     }
 }

@@ -51,6 +51,7 @@ pub(super) struct Ring {
     again: VecDeque<usize>,
     loads: VecDeque<IoRequest>,
     stores: VecDeque<IoRequest>,
+    scrubs: VecDeque<IoRequest>,
     done: Vec<IoDone>,
     wake_armed: bool,
     reaped: Vec<(u64, i32)>,
@@ -82,6 +83,7 @@ impl Ring {
             again: VecDeque::new(),
             loads: VecDeque::new(),
             stores: VecDeque::new(),
+            scrubs: VecDeque::new(),
             done: Vec::new(),
             wake_armed: false,
             reaped: Vec::new(),
@@ -101,7 +103,8 @@ impl Ring {
         let left = self.parts.inbox.end();
         if let Err(cause) = ran {
             tracing::error!(%cause, "the io_uring ends before its work does");
-            let waiting = self.loads.drain(..).chain(self.stores.drain(..));
+            let stores = self.stores.drain(..).chain(self.scrubs.drain(..));
+            let waiting = self.loads.drain(..).chain(stores);
             let failed = waiting.chain(left).map(|request| ended(request, Err(ring_ended(&cause))));
             self.done.extend(failed);
         } else {
@@ -117,6 +120,7 @@ impl Ring {
                 match request.priority {
                     Priority::Load => self.loads.push_back(request),
                     Priority::Store => self.stores.push_back(request),
+                    Priority::Scrub => self.scrubs.push_back(request),
                 }
             }
             if !taken.sweeps.is_empty() {
@@ -161,7 +165,8 @@ impl Ring {
         self.ops.len() - self.free.len()
     }
 
-    /// Puts as much into the ring as it may have: what was begun, then loads, then stores.
+    /// Puts as much into the ring as it may have: what was begun, then loads, then stores,
+    /// then scrubs.
     fn fill(&mut self) {
         while let Some(place) = self.again.pop_front() {
             self.enter(place);
@@ -169,7 +174,7 @@ impl Ring {
         while !self.free.is_empty() {
             let may_store = self.live_stores < self.parts.config.store_depth;
             let next = match self.loads.pop_front() {
-                None if may_store => self.stores.pop_front(),
+                None if may_store => self.stores.pop_front().or_else(|| self.scrubs.pop_front()),
                 next => next,
             };
             let Some(request) = next else { return };

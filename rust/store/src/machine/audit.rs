@@ -19,6 +19,8 @@ pub struct Audit {
     pub nvme_block_bytes: u64,
     /// Bytes of slots on the drive that are used, by the books.
     pub nvme_used_bytes: u64,
+    /// Nothing is on its way to a drive, no block, no header, no tombstone, that has room there.
+    pub drives_idle: bool,
     /// What does not fit together, in words; empty when all is well.
     pub faults: Vec<String>,
 }
@@ -31,6 +33,7 @@ impl Machine {
             dram_used_bytes: self.memory.used_bytes(),
             dram_owned_bytes: self.arena.taken_bytes(),
             nvme_used_bytes: self.drives.iter().map(|d| d.slots.used_bytes()).sum(),
+            drives_idle: self.nothing_to_write(),
             ..Audit::default()
         };
         let mut drive_slots: BTreeSet<(DriveId, SlotId)> = BTreeSet::new();
@@ -168,8 +171,8 @@ impl Machine {
         stats
     }
 
-    /// For each drive, whether writing to it is paused after faults.
-    pub(crate) fn drives_paused(&self) -> Vec<bool> {
-        self.drives.iter().map(|d| !d.is_writable()).collect()
+    /// How each drive does: whether writing to it is paused after faults, and why it is not asked.
+    pub(crate) fn drive_conditions(&self) -> Vec<(bool, Option<super::Fault>)> {
+        self.drives.iter().map(|d| (d.is_paused(), d.circuit.fault())).collect()
     }
 }

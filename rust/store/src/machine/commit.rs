@@ -210,8 +210,8 @@ impl Machine {
             self.clear_headers(id);
             return;
         }
-        let (key, bytes) = (block.key, block.bytes());
-        self.index.update(&key, |entry| entry.on_nvme = true);
+        let (key, bytes, home) = (block.key, block.bytes(), block.home);
+        self.index.update(&key, |entry| entry.on_nvme = Some(home));
         self.make_clean(id);
         self.admit_to_policy(id, Tier::Nvme);
         self.settle_writers(id, None);

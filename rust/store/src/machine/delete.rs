@@ -88,9 +88,17 @@ impl Journal {
         self.pages * 3 / 4
     }
 
+    /// Nothing is under way. What waits for room in vain does not count: with a drive away the
+    /// journal fills up and nothing retires.
     pub(super) fn is_idle(&self) -> bool {
-        let writing = self.flight.is_some() || !self.pending.is_empty();
+        let stuck = self.used() >= self.pages && !self.complete;
+        let writing = self.flight.is_some() || (!self.pending.is_empty() && !stuck);
         !writing && !matches!(self.retiring, Retiring::Clearing | Retiring::Zeroing { .. })
+    }
+
+    /// Idle, and no tombstone waits to retire.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_idle() && self.retiring == Retiring::No
     }
 
     fn may_begin_retiring(&self, now: Nanos) -> bool {

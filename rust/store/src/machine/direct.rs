@@ -27,6 +27,7 @@ impl Machine {
         self.loading_bytes += block.bytes();
         let (drive, cancel) = (block.home, cancel.clone());
         out.push(Command::LoadInto { op, item, block: id, drive, reads, cancel });
+        self.read_begun(drive);
         self.refresh(id);
     }
 
@@ -55,8 +56,9 @@ impl Machine {
     ) {
         let block = self.table.get_mut(id).expect("a block is kept while it is read");
         block.readers -= 1;
-        let (bytes, doomed) = (block.bytes(), block.doomed);
+        let (bytes, doomed, home) = (block.bytes(), block.doomed, block.home);
         self.loading_bytes -= bytes;
+        self.read_ended(home, &result, out);
         let state = match result {
             _ if doomed => State::Miss(MissReason::Superseded),
             Ok(()) => {

@@ -1,14 +1,15 @@
-//! The drives of T3: slots, files, and whether writing to one is paused after faults.
+//! The drives of T3: slots, files, whether writing to one is paused after faults, and whether one
+//! is asked at all.
 
-use super::{DriveParts, SlotAllocator, SlotId};
+use super::circuit::Circuit;
+use super::{DriveParts, Limits, SlotAllocator, SlotId};
 use std::collections::BTreeSet;
 use tiered_kv_io::{FileId, Nanos};
 use tiered_kv_types::SegmentHeader;
 use tiered_kv_types::record::SEGMENT_HEADER_BYTES;
 
-/// Failed groups in a row after which writing pauses, and for how long.
+/// Failed groups in a row after which writing pauses.
 const BREAKER_FAULTS: u32 = 3;
-const BREAKER_PAUSE: Nanos = 5_000_000_000;
 
 /// Number of a drive in the configuration.
 pub(crate) type DriveId = u16;
@@ -23,10 +24,12 @@ pub(super) struct Drive {
     pub(super) preparing: u32,
     faults: u32,
     paused_until: Option<Nanos>,
+    retry: Nanos,
+    pub(super) circuit: Circuit,
 }
 
 impl Drive {
-    pub(super) fn new(parts: DriveParts) -> Self {
+    pub(super) fn new(parts: DriveParts, limits: &Limits) -> Self {
         let segments = parts.geometry.segments as usize;
         Self {
             store: parts.store,
@@ -36,6 +39,8 @@ impl Drive {
             preparing: 0,
             faults: 0,
             paused_until: None,
+            retry: limits.retry,
+            circuit: Circuit::new(limits.stall, limits.retry),
         }
     }
 
@@ -49,7 +54,12 @@ impl Drive {
     }
 
     pub(super) fn is_writable(&self) -> bool {
-        self.paused_until.is_none()
+        self.paused_until.is_none() && self.circuit.is_closed()
+    }
+
+    /// Whether writing pauses since writes failed.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
     }
 
     /// Ends a pause that is over, and gives segments that could not be prepared another chance.
@@ -68,19 +78,11 @@ impl Drive {
     }
 
     pub(super) fn pause(&mut self, now: Nanos) {
-        self.paused_until = Some(now + BREAKER_PAUSE);
+        self.paused_until = Some(now + self.retry);
     }
 
     pub(super) fn healthy(&mut self) {
         self.faults = 0;
-    }
-
-    /// Gives slots back that were taken and not written: a header that was to be zeroed still is.
-    pub(super) fn untake(&mut self, slots: &[SlotId]) {
-        for slot in slots {
-            self.slots.free(*slot);
-            self.clears.insert(*slot);
-        }
     }
 
     pub(super) fn segment_header(&self, segment: u32) -> SegmentHeader {

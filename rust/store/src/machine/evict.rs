@@ -166,7 +166,7 @@ impl Machine {
         self.nvme_blocks -= u64::from(durable);
         slots.iter().for_each(|slot| self.drives[home].slots.free(*slot));
         if !doomed {
-            self.index.update(&key, |entry| entry.on_nvme = false);
+            self.index.update(&key, |entry| entry.on_nvme = None);
             self.policy.removed(Tier::Nvme, id);
             self.table.count_child(id, Tier::Nvme, false);
         }
@@ -189,7 +189,7 @@ impl Machine {
         self.make_clean(id);
         self.index.update(&key, |entry| {
             entry.resident = None;
-            entry.on_nvme = false;
+            entry.on_nvme = None;
             entry.loading = false;
         });
         if self.table.get(id).is_some_and(|b| b.in_dram) {

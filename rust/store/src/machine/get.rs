@@ -42,6 +42,14 @@ pub(super) struct GetOp {
     cancel: CancelFlag,
 }
 
+/// A block that a get waits for.
+pub(super) struct Waiting {
+    pub(super) op: OpId,
+    pub(super) item: usize,
+    pub(super) id: BlockId,
+    pub(super) key: FullKey,
+}
+
 impl GetOp {
     pub(super) fn new(
         ns: u32,
@@ -131,8 +139,11 @@ impl Machine {
         if let Some(resident) = self.index.pin(&key) {
             return State::Hit(resident, if self.staging.on { Tier::Nvme } else { Tier::Dram });
         }
+        let asked = self.is_asked(id);
         let block = self.table.get_mut(id).expect("mapped blocks exist");
-        if let Some(load) = &mut block.load {
+        if let Some(load) = &mut block.load
+            && asked
+        {
             load.waiters.push((op, item));
             load.cancel.set(false);
             return State::Loading;
@@ -140,6 +151,9 @@ impl Machine {
         let bytes = block.bytes();
         if !self.fits_layout(id, get.ns) {
             return State::Miss(MissReason::Length);
+        }
+        if !self.is_asked(id) {
+            return State::Miss(MissReason::CircuitOpen);
         }
         if *no_space {
             return State::Miss(MissReason::NoSpace);
@@ -184,6 +198,7 @@ impl Machine {
         let reads = self.slab_reads(id);
         let drive = self.table.get(id).expect("mapped blocks exist").home;
         out.push(Command::Load { block: id, drive, reads, into, cancel });
+        self.read_begun(drive);
         self.index.update(&key, |entry| entry.loading = true);
         self.loading_bytes += lens.iter().sum::<u64>();
         true
@@ -196,9 +211,10 @@ impl Machine {
         out: &mut Vec<Command>,
     ) {
         let Some(block) = self.table.get_mut(id) else { return };
-        let (bytes, doomed, key) = (block.bytes(), block.doomed, block.key);
+        let (bytes, doomed, key, home) = (block.bytes(), block.doomed, block.key, block.home);
         let Load { waiters, ahead, .. } = block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
+        self.read_ended(home, &result, out);
         if doomed {
             self.bury(id);
             return;
@@ -254,7 +270,13 @@ impl Machine {
         }
     }
 
-    fn load_settled(&mut self, op: OpId, item: usize, state: State, out: &mut Vec<Command>) {
+    pub(super) fn load_settled(
+        &mut self,
+        op: OpId,
+        item: usize,
+        state: State,
+        out: &mut Vec<Command>,
+    ) {
         let Some(Op::Get(get)) = self.ops.get_mut(&op) else { return };
         if !matches!(get.states[item], State::Loading) {
             return;
@@ -264,6 +286,22 @@ impl Machine {
             out.push(Command::CopyOut { op, item, from });
         }
         self.finish_get(op, out);
+    }
+
+    /// Every block that a get waits for, in the order of the calls.
+    pub(super) fn waiting_gets(&self) -> Vec<Waiting> {
+        let mut waiting = Vec::new();
+        for (op, get) in &self.ops {
+            let Op::Get(get) = get else { continue };
+            for (item, (key, state)) in get.keys.iter().zip(&get.states).enumerate() {
+                let key = Self::full(get.ns, *key);
+                if let (State::Loading, Some(id)) = (state, self.table.id(&key)) {
+                    waiting.push(Waiting { op: *op, item, id, key });
+                }
+            }
+        }
+        waiting.sort_by_key(|waiting| (waiting.op, waiting.item));
+        waiting
     }
 
     /// Tells waiters of blocks that were removed meanwhile.
@@ -338,7 +376,7 @@ impl Machine {
     }
 
     /// The load of `key` stops, if it can, when its last waiter is gone.
-    fn stop_waiting(&mut self, key: &FullKey, op: OpId) {
+    pub(super) fn stop_waiting(&mut self, key: &FullKey, op: OpId) {
         let Some(id) = self.table.id(key) else { return };
         let block = self.table.get_mut(id).expect("mapped blocks exist");
         let Some(load) = &mut block.load else { return };

@@ -110,7 +110,7 @@ impl Machine {
                 load.cancel.set(false);
                 continue;
             }
-            if block.in_dram || !self.fits_layout(id, ns) {
+            if block.in_dram || !self.fits_layout(id, ns) || !self.is_asked(id) {
                 continue;
             }
             let bytes = self.table.get(id).expect("mapped blocks exist").bytes();

@@ -1,6 +1,6 @@
 //! What goes into the state machine and what comes out of it.
 
-use crate::machine::{DeleteReport, Doomed, DriveId, HoldId};
+use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, ScrubReport};
 use crate::resident::{Filled, Filling, Resident};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -100,6 +100,7 @@ pub(crate) enum Outcome {
     Flush(FlushReport),
     Reserved(Vec<Result<Filling, PutStatus>>),
     Deleted(DeleteReport),
+    Scrubbed(ScrubReport),
     Held(HoldId, Vec<bool>),
     /// Blocks that were dropped undurable.
     Closed(u64),
@@ -195,6 +196,20 @@ pub(crate) enum Event {
         item: usize,
         block: BlockId,
         result: Result<(), LoadFault>,
+    },
+    Scrub {
+        op: OpId,
+        deadline: Nanos,
+    },
+    /// A block was read back, for a caller's pass or in the background.
+    Scrubbed {
+        block: BlockId,
+        pass: Option<OpId>,
+        result: Result<(), LoadFault>,
+    },
+    Probed {
+        drive: DriveId,
+        ok: bool,
     },
     SegmentReady {
         drive: DriveId,
@@ -304,6 +319,17 @@ pub(crate) enum Command {
         drive: DriveId,
         reads: SmallVec<[SlabRead; 1]>,
         cancel: CancelFlag,
+    },
+    /// Read and verify, after everything else.
+    Scrub {
+        block: BlockId,
+        drive: DriveId,
+        reads: SmallVec<[SlabRead; 1]>,
+        pass: Option<OpId>,
+    },
+    /// Read a page, to see whether the drive answers.
+    Probe {
+        drive: DriveId,
     },
     /// Create the file, or rewrite its header page and table (`image`).
     PrepareSegment {

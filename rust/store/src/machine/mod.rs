@@ -7,6 +7,7 @@
 
 mod alloc;
 mod audit;
+mod circuit;
 mod commit;
 mod delete;
 mod direct;
@@ -20,21 +21,24 @@ mod message;
 mod offload;
 mod put;
 mod recover;
+mod scrub;
 mod staging;
 mod table;
 
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
+pub(crate) use circuit::Fault;
 pub use delete::DeleteReport;
 pub(crate) use delete::Doomed;
 pub(crate) use drive::DriveId;
 pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
+pub use scrub::ScrubReport;
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
-use crate::resident::FreedSlots;
+use crate::resident::{EnteringBytes, FreedSlots};
 use crate::stats::Counters;
 use drive::Drive;
 use flush::FlushOp;
@@ -57,6 +61,12 @@ pub(crate) struct Limits {
     pub(crate) load_high_bytes: u64,
     pub(crate) held_high_bytes: u64,
     pub(crate) dirty_low_bytes: u64,
+    /// How long a drive may leave all reads unanswered before it counts as stalled.
+    pub(crate) stall: Nanos,
+    /// How long a drive that fails is left alone.
+    pub(crate) retry: Nanos,
+    /// Bytes a second read back in the background.
+    pub(crate) scrub_bytes_per_s: u64,
 }
 
 /// What the machine works on and shares with its drivers.
@@ -100,6 +110,7 @@ enum Op {
     Get(GetOp),
     Flush(FlushOp),
     Delete(delete::DeleteOp),
+    Scrub(scrub::ScrubOp),
     Close { deadline: Nanos },
 }
 
@@ -124,7 +135,8 @@ pub(crate) struct Machine {
     /// Blocks that wait to be durable, in the order in which they became visible.
     dirty: BTreeMap<u64, BlockId>,
     dirty_bytes: u64,
-    copying_bytes: u64,
+    /// Bytes on their way in; they count as dirty.
+    entering: EnteringBytes,
     loading_bytes: u64,
     dram_blocks: u64,
     nvme_blocks: u64,
@@ -141,12 +153,17 @@ pub(crate) struct Machine {
     /// Waiters of loads whose block was removed, told at the end of the step.
     load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
     staging: staging::Staging,
+    scrub: scrub::Scrub,
     next_dirty: u64,
     next_generation: u64,
     next_put: u64,
     found: Option<recover::Found>,
     pub(crate) counters: Counters,
     pub(crate) log: EventLog,
+}
+
+fn drives(parts: Vec<DriveParts>, limits: &Limits) -> Vec<Drive> {
+    parts.into_iter().map(|drive| Drive::new(drive, limits)).collect()
 }
 
 impl Machine {
@@ -160,7 +177,7 @@ impl Machine {
             freed: parts.freed,
             policy: parts.policy,
             memory: SlotAllocator::new(parts.memory, false),
-            drives: parts.drives.into_iter().map(Drive::new).collect(),
+            drives: drives(parts.drives, &parts.limits),
             groups: Groups::default(),
             journal: delete::Journal::new(parts.journal_pages),
             table: BlockTable::new(hasher.clone()),
@@ -171,7 +188,7 @@ impl Machine {
             timers: BTreeSet::new(),
             dirty: BTreeMap::new(),
             dirty_bytes: 0,
-            copying_bytes: 0,
+            entering: EnteringBytes::default(),
             loading_bytes: 0,
             dram_blocks: 0,
             nvme_blocks: 0,
@@ -184,6 +201,7 @@ impl Machine {
             closing: None,
             load_missed: Vec::new(),
             staging: staging::Staging::new(parts.staging),
+            scrub: scrub::Scrub::new(parts.limits.scrub_bytes_per_s),
             next_dirty: 0,
             next_generation: 1,
             next_put: 1,
@@ -208,6 +226,7 @@ impl Machine {
         }
         self.expire(out);
         self.expire_holds();
+        self.watch_drives(out);
         self.retry_puts(out);
         self.settle_missed(out);
         self.drop_unstored();
@@ -216,6 +235,7 @@ impl Machine {
         self.settle_staging(out);
         self.settle_missed(out);
         self.settle_flushes(out);
+        self.pump_scrub(out);
     }
 
     /// Takes in what recovery read. What is to be done about it follows with the next step.
@@ -247,6 +267,9 @@ impl Machine {
             Event::LoadedInto { op, item, block, result } => {
                 self.loaded_into(op, item, block, result, out);
             }
+            Event::Scrub { op, deadline } => self.scrub(op, deadline),
+            Event::Scrubbed { block, pass, result } => self.scrubbed(block, pass, result, out),
+            Event::Probed { drive, ok } => self.probed(drive, ok, out),
             Event::SegmentReady { drive, segment, result } => {
                 self.segment_ready(drive, segment, result);
             }
@@ -302,6 +325,8 @@ impl Machine {
             .chain(self.holds.next_expiry())
             .chain(self.next_wait())
             .chain(retries)
+            .chain(self.next_watch())
+            .chain(self.next_scrub())
             .chain(journal)
             .min()
     }
@@ -387,6 +412,7 @@ impl Machine {
             Some(Op::Get(_)) => self.end_get(op, reason, out),
             Some(Op::Flush(_)) => self.end_flush(op, out),
             Some(Op::Delete(_)) => self.end_delete(op, out),
+            Some(Op::Scrub(_)) => self.end_scrub(op, false, out),
             Some(Op::Close { .. }) => self.finish_close(op, out),
             None => {}
         }

@@ -73,6 +73,13 @@ impl Machine {
         idle && self.drives.iter().all(|d| d.preparing == 0)
     }
 
+    /// Whether nothing is on its way to a drive, nor waits for more than room.
+    pub(super) fn nothing_to_write(&self) -> bool {
+        let clears = |d: &Drive| d.is_writable() && !d.clears.is_empty();
+        let waits = !self.dirty.is_empty() || self.drives.iter().any(clears);
+        self.drives_idle() && !waits && self.journal.is_settled()
+    }
+
     /// Begins the next group, if there is something to write and room in the pipeline.
     pub(super) fn pump_offload(&mut self, out: &mut Vec<Command>) {
         if self.drives.is_empty() {
@@ -255,8 +262,17 @@ impl Machine {
                 Alloc::Prepare(_) | Alloc::Wait => answer = answer.or(Some(DriveSlots::Wait)),
             }
         }
-        let Some(answer) = answer else { return DriveSlots::Got(home, slots) };
-        self.drives[usize::from(home)].untake(&slots);
+        let drive = &mut self.drives[usize::from(home)];
+        let Some(answer) = answer else {
+            // Their headers are written with the group; nothing is left to be zeroed.
+            for slot in &slots {
+                drive.clears.remove(slot);
+            }
+            return DriveSlots::Got(home, slots);
+        };
+        // A slot given back is as it was: zeroing it would be a group of its own, again and again
+        // while a segment is being prepared.
+        slots.iter().for_each(|slot| drive.slots.free(*slot));
         self.count_on_drive(id, false);
         answer
     }
@@ -266,10 +282,7 @@ impl Machine {
         loop {
             let drive = &mut self.drives[usize::from(home)];
             match drive.slots.alloc(class) {
-                Alloc::Slot(slot) => {
-                    drive.clears.remove(&slot);
-                    return Alloc::Slot(slot);
-                }
+                Alloc::Slot(slot) => return Alloc::Slot(slot),
                 Alloc::Prepare(segment) => {
                     drive.preparing += 1;
                     // The new table is empty: nothing of the old one is left to be zeroed.

@@ -88,7 +88,6 @@ impl Machine {
         while let Some(item) = put.waiting.front().copied() {
             match self.admit(put.ns, &put.items[item]) {
                 Ok(into) => {
-                    self.copying_bytes += into.bytes();
                     self.mark_writing(put.ns, &put.items[item], true);
                     put.copying += 1;
                     out.push(Command::CopyIn { op, item, into });
@@ -151,7 +150,7 @@ impl Machine {
         if !self.supersedes(ns, item) {
             return Err(PutStatus::Exists);
         }
-        let waiting = self.dirty_bytes + self.copying_bytes;
+        let waiting = self.dirty_bytes + self.entering.get();
         let after = waiting + self.layout(ns).block_bytes();
         self.throttling &= waiting > self.limits.dirty_low_bytes;
         self.throttling |= after > self.limits.dirty_high_bytes;
@@ -160,7 +159,9 @@ impl Machine {
         if refused {
             return Err(PutStatus::Throttled);
         }
-        self.memory_for(ns).ok_or(PutStatus::Throttled)
+        let mut into = self.memory_for(ns).ok_or(PutStatus::Throttled)?;
+        into.book(&self.entering);
+        Ok(into)
     }
 
     fn throttled(&mut self, ns: u32, item: &PutItem) {
@@ -184,14 +185,14 @@ impl Machine {
         out: &mut Vec<Command>,
     ) {
         let Some(Op::Put(put)) = self.ops.get_mut(&op) else { return };
+        put.copying -= 1;
         if filled.is_none() {
             put.statuses[item] = Some(PutStatus::Ended);
+            let (ns, item) = (put.ns, put.items[item]);
+            self.mark_writing(ns, &item, false);
+        } else {
+            put.filled[item] = filled;
         }
-        put.filled[item] = filled;
-        put.copying -= 1;
-        let (ns, item) = (put.ns, put.items[item]);
-        self.copying_bytes -= self.layout(ns).block_bytes();
-        self.mark_writing(ns, &item, false);
         self.publish_put(op, out);
     }
 
@@ -210,6 +211,7 @@ impl Machine {
             } else {
                 self.publish_block(put.ns, &put.items[at], filled, &mut published)
             };
+            self.mark_writing(put.ns, &put.items[at], false);
             if self.await_item(&put, op, at, status) {
                 put.writing.insert(at);
             } else {
@@ -302,6 +304,7 @@ impl Machine {
             dirty: None,
             load: None,
             readers: 0,
+            is_scrubbed: false,
             writers: Vec::new(),
             holds: 0,
             orphan: false,
@@ -358,7 +361,7 @@ impl Machine {
         self.policy.inserted(tier, id, &facts, self.now.mono);
     }
 
-    fn make_dirty(&mut self, id: BlockId) {
+    pub(super) fn make_dirty(&mut self, id: BlockId) {
         let seq = self.next_dirty;
         self.next_dirty += 1;
         let block = self.table.get_mut(id).expect("the caller holds a live block");

@@ -208,6 +208,7 @@ impl Machine {
             dirty: None,
             load: None,
             readers: 0,
+            is_scrubbed: false,
             writers: Vec::new(),
             holds: 0,
             orphan: false,
@@ -220,7 +221,7 @@ impl Machine {
         let (id, _) = self.table.insert(block);
         self.index.update(&key, |entry| {
             entry.info = info;
-            entry.on_nvme = true;
+            entry.on_nvme = Some(home);
         });
         self.table.count_child(id, Tier::Nvme, true);
         self.nvme_blocks += 1;

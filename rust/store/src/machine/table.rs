@@ -62,6 +62,8 @@ pub(crate) struct Block {
     pub(crate) load: Option<Load>,
     /// Direct reads in flight.
     pub(crate) readers: u32,
+    /// It is being read back and verified.
+    pub(crate) is_scrubbed: bool,
     /// Without T1: puts (operation, item, what they are told) that wait for it to be durable.
     pub(crate) writers: Vec<(OpId, usize, PutStatus)>,
     /// Handles that keep it from leaving its last tier.
@@ -85,7 +87,7 @@ impl Block {
 
     /// Whether a read of its slots on the drive is in flight.
     pub(crate) fn is_being_read(&self) -> bool {
-        self.load.is_some() || self.readers > 0
+        self.load.is_some() || self.readers > 0 || self.is_scrubbed
     }
 
     fn parent_key(&self) -> Option<FullKey> {
@@ -137,6 +139,11 @@ impl BlockTable {
     /// Blocks that no root reaches.
     pub(crate) fn orphans(&self) -> u64 {
         self.orphans
+    }
+
+    /// Behind the highest number of a block.
+    pub(crate) fn end(&self) -> BlockId {
+        BlockId::try_from(self.blocks.len()).expect("fewer than 2^32 blocks")
     }
 
     /// Number of blocks in the table.

@@ -5,6 +5,10 @@
 //! power with any part of the unsynced writes lost. An oracle knows every payload that may be
 //! returned for a key, and what must be found again.
 
+#[cfg(test)]
+mod by_hand;
+#[cfg(test)]
+mod crash_points;
 mod faults;
 mod memory;
 mod oracle;

@@ -64,6 +64,7 @@ impl World {
                 }
             }
             (Call::Hold, Outcome::Held(id, _)) => self.holds.push(id),
+            (Call::Scrub, Outcome::Scrubbed(_)) => {}
             (_, outcome) => panic!("another kind of outcome: {outcome:?}"),
         }
     }

@@ -46,6 +46,19 @@ impl World {
                 let result = if fails { Err(LoadFault::Io) } else { checked };
                 Event::LoadDone { block, result }
             }
+            Command::Scrub { block, drive, reads, pass } => {
+                let mut sound = true;
+                for read in reads {
+                    let len = usize::try_from(read.bytes).expect("small");
+                    let mut bytes = vec![0; len.next_multiple_of(4096)];
+                    self.read(drive, read.file, read.offset, &mut bytes, fails);
+                    sound &= tiered_kv_io::crc32c(&bytes[..len]) == read.crc;
+                }
+                let checked = if sound { Ok(()) } else { Err(LoadFault::Corrupt) };
+                let result = if fails { Err(LoadFault::Io) } else { checked };
+                Event::Scrubbed { block, pass, result }
+            }
+            Command::Probe { drive } => Event::Probed { drive, ok: !fails },
             write => self.write(write, fails),
         }
     }

@@ -36,6 +36,7 @@ pub(super) enum Call {
     Flush { keys: Vec<Promised>, asked: u64 },
     Delete { ns: u32, doomed: Doomed, asked: Now },
     Hold,
+    Scrub,
 }
 
 /// A command that was not performed yet.
@@ -182,6 +183,7 @@ impl World {
             58..64 => self.cancel(),
             64..68 => self.leases.clear(),
             68 => self.delete(),
+            69 if self.draw(4) == 0 => self.scrub(),
             69 => self.hold(),
             70..73 => self.later(2_000_000_000),
             73 => self.cut_power(),
@@ -308,6 +310,12 @@ impl World {
         let op = self.call(Call::Flush { keys, asked: self.now.mono });
         let deadline = self.now.mono + 60_000_000_000;
         self.feed(Event::Flush { op, deadline });
+    }
+
+    fn scrub(&mut self) {
+        let op = self.call(Call::Scrub);
+        let deadline = self.now.mono + 60_000_000_000;
+        self.feed(Event::Scrub { op, deadline });
     }
 
     fn hold(&mut self) {

@@ -1,0 +1,57 @@
+//! What requests are made of, and how what was read is checked.
+
+use crate::resident::{Filled, Filling};
+use smallvec::SmallVec;
+use tiered_kv_io::{AlignedBuf, IoOp, IoRequest, Priority, ReadBuf, SlotMut, crc32c};
+
+/// A copy of whole pages at an aligned address.
+pub(super) fn aligned(bytes: &[u8]) -> tiered_kv_types::Result<AlignedBuf> {
+    let mut buf = AlignedBuf::new(bytes.len())?;
+    buf.as_mut_slice().copy_from_slice(bytes);
+    Ok(buf)
+}
+
+pub(super) fn store(token: u64, op: IoOp) -> IoRequest {
+    IoRequest { token, priority: Priority::Store, op, cancel: None }
+}
+
+/// Puts the slots back and checks every slab against the checksum that it was stored with.
+pub(crate) fn verify(
+    mut filling: Filling,
+    slots: Vec<Option<SlotMut>>,
+    crcs: &[u32],
+) -> Option<Filled> {
+    filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
+    let filled = filling.fill_in_place();
+    (filled.crcs() == crcs).then_some(filled)
+}
+
+/// Whether every slab is there and has its checksum.
+pub(super) fn check(slabs: SmallVec<[(Option<AlignedBuf>, u64, u32); 1]>) -> Option<()> {
+    let sound = |(buf, bytes, crc): (Option<AlignedBuf>, u64, u32)| {
+        let len = usize::try_from(bytes).ok()?;
+        (crc32c(&buf?.as_slice()[..len]) == crc).then_some(())
+    };
+    slabs.into_iter().map(sound).collect()
+}
+
+/// Header bytes at an aligned address, without the padding of the buffer's last page.
+pub(super) struct HeaderBuf {
+    buf: AlignedBuf,
+    len: usize,
+}
+
+impl HeaderBuf {
+    pub(super) fn new(bytes: &[u8]) -> tiered_kv_types::Result<Self> {
+        let pages = bytes.len().next_multiple_of(tiered_kv_io::PAGE_BYTES as usize);
+        let mut buf = AlignedBuf::new(pages)?;
+        buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        Ok(Self { buf, len: bytes.len() })
+    }
+}
+
+impl ReadBuf for HeaderBuf {
+    fn as_slice(&self) -> &[u8] {
+        &self.buf.as_slice()[..self.len]
+    }
+}

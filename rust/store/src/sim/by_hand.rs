@@ -1,0 +1,141 @@
+//! Single decisions of the machine, with its commands performed by hand.
+
+use super::crash_points::bench::{Bench, Order, blank};
+use crate::machine::{Command, Event, Outcome, PutItem};
+use std::sync::Arc;
+use tiered_kv_io::MemDisk;
+use tiered_kv_types::{BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId};
+
+fn key(id: u8) -> BlockKey {
+    let mut bytes = [0; 32];
+    (bytes[0], bytes[1], bytes[8]) = (id, id, id);
+    BlockKey(bytes)
+}
+
+fn item(id: u8, parent: Option<u8>) -> PutItem {
+    let depth = u32::from(parent.is_some());
+    let info = BlockInfo { depth, tokens: 16, ..BlockInfo::default() };
+    PutItem { key: key(id), parent: parent.map(key), info }
+}
+
+fn disks() -> Vec<Arc<MemDisk>> {
+    vec![Arc::new(blank()), Arc::new(blank())]
+}
+
+fn bench() -> Bench {
+    Bench::open(&disks(), 1_000_000, Order::OldestFirst)
+}
+
+/// The payload writes in flight, in their order.
+fn writes(bench: &Bench) -> Vec<u64> {
+    let write = |command: &Command| match command {
+        Command::WriteSlabs { from, .. } => Some(from.generation()),
+        _ => None,
+    };
+    bench.in_flight().filter_map(write).collect()
+}
+
+#[test]
+fn a_block_goes_to_its_drive_behind_its_parent_though_it_was_stored_before_it() {
+    let mut bench = bench();
+    // Segments for both drives first, and a group under way that the others wait behind.
+    bench.put(0, vec![item(1, None), item(2, None)], &[1, 2]);
+    bench.settle();
+    bench.put(0, vec![item(3, None)], &[3]);
+    let waiting_behind = writes(&bench).len();
+    assert_eq!(waiting_behind, 1);
+    bench.put(0, vec![item(5, Some(4))], &[4]);
+    bench.put(0, vec![item(4, None)], &[5]);
+    assert_eq!(writes(&bench).len(), waiting_behind, "one group writes payloads at a time");
+    let (child, parent) = (bench.generation(0, key(5)), bench.generation(0, key(4)));
+    assert!(child < parent, "the child is the older");
+    let mut order = Vec::new();
+    while bench.perform() {
+        for generation in writes(&bench) {
+            if !order.contains(&generation) {
+                order.push(generation);
+            }
+        }
+    }
+    let at = |generation| order.iter().position(|g| *g == generation).expect("it was written");
+    assert!(at(parent) < at(child), "{order:?}");
+}
+
+#[test]
+fn a_group_writes_all_payloads_then_all_headers_then_syncs() {
+    let mut bench = bench();
+    // A segment on each drive first.
+    bench.put(0, vec![item(10, None), item(11, None)], &[1, 2]);
+    bench.settle();
+    bench.put(0, (0..4).map(|id| item(id, None)).collect(), &[3, 4, 5, 6]);
+    let mut phases: Vec<&str> = Vec::new();
+    let phase = |command: &Command| match command {
+        Command::PrepareSegment { .. } => "prepare",
+        Command::WriteSlabs { .. } => "payload",
+        Command::WriteHeaders { .. } => "headers",
+        Command::Sync { .. } => "sync",
+        other => panic!("{other:?}"),
+    };
+    loop {
+        phases.extend(bench.in_flight().next().map(phase));
+        if !bench.perform() {
+            break;
+        }
+    }
+    let of_drives = [["payload"; 4].as_slice(), &["headers"; 2], &["sync"; 2]];
+    assert_eq!(phases, of_drives.concat());
+}
+
+#[test]
+fn a_copy_that_lost_its_checksum_in_memory_is_a_miss_and_the_drive_still_serves_the_block() {
+    let mut bench = bench();
+    for durable in [true, false] {
+        bench.put(0, vec![item(1, None)], &[1]);
+        if durable {
+            bench.settle();
+        }
+        assert_eq!(bench.damaged_get(0, key(1)), Err(MissReason::Corrupt));
+        assert_eq!(bench.machine.counters.corrupt_dram, if durable { 1 } else { 2 });
+        if durable {
+            assert_eq!(bench.get(0, key(1)), Ok(1), "loaded and verified again");
+            let ns = bench.ns[0];
+            let doomed = crate::machine::Doomed::Keys(vec![key(1)]);
+            bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
+            bench.settle();
+        } else {
+            assert_eq!(bench.get(0, key(1)), Err(MissReason::Absent), "it was nowhere else");
+            bench.settle();
+        }
+        assert_eq!(bench.machine.audit().faults, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_stored_length_other_than_the_layouts_is_a_miss() {
+    let disks = disks();
+    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
+    bench.put(0, vec![item(1, None)], &[1]);
+    bench.settle();
+    bench.close();
+    let mut bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
+    let longer = KvLayout::uniform(16, 6000).expect("valid");
+    let same = bench.machine.open_namespace(NamespaceId([1; 32]), &longer).expect("it fits");
+    assert_eq!(same, bench.ns[0]);
+    assert_eq!(bench.get(0, key(1)), Err(MissReason::Length));
+}
+
+#[test]
+fn a_new_put_draws_a_newer_generation_and_a_no_op_draws_none_for_its_key() {
+    let mut bench = bench();
+    bench.put(0, vec![item(1, None)], &[1]);
+    let first = bench.generation(0, key(1));
+    let outcome = bench.put(0, vec![item(1, None)], &[2]);
+    assert!(matches!(outcome, Outcome::Put(s) if s == [crate::machine::PutStatus::Exists]));
+    assert_eq!(bench.generation(0, key(1)), first);
+    assert_eq!(bench.machine.counters.put_exists, 1, "counted");
+    let ns = bench.ns[0];
+    let doomed = crate::machine::Doomed::Keys(vec![key(1)]);
+    bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
+    bench.put(0, vec![item(1, None)], &[3]);
+    assert!(bench.generation(0, key(1)) > first);
+}

@@ -1,0 +1,1 @@
+"""The store's model: an oracle, pairs of stores driven side by side, and the rules."""

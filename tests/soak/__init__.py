@@ -1,0 +1,1 @@
+"""A store under load for a long time, with faults and cancellations: nothing may grow."""
