@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 
 import hypothesis.strategies as st
@@ -51,7 +53,7 @@ class Burst:
             self.buffers.append(blocks)
             for key, content in zip(keys, contents, strict=True):
                 self.may_find(key).add(content)
-                version = Version(content, "prefill", now, now + PATIENCE_S)
+                version = Version(content, "prefill", now, math.inf)
                 self.stored.setdefault(key, []).append(version)
         elif kind == "get":
             out = Canary(len(keys), LAYOUTS[span.space].block_bytes)
@@ -130,6 +132,9 @@ class Bursts(Stores):
     def after(self, bursts: list[Burst]) -> None:
         outs = [out for burst in bursts for out in burst.give_back()]
         first = bursts[0]
+        now = time.time()
+        for key, versions in first.stored.items():
+            first.stored[key] = [dataclasses.replace(version, ended=now) for version in versions]
         doubtful: set[bytes] = set()
         # A delete that found no room in the queue was not made.
         for key in first.deleted:

@@ -338,6 +338,8 @@ class Writes(Stores):
             for key, known in self.oracle.known.items()
             if key in keys and known.version.begun <= mark + late
         }
+        for key, away in self.oracle.away.items():
+            away.doubtful |= key in keys and away.version.begun <= mark + late
         if unclear:
             return self.meet_loosely(unclear, unclear)
         EVER["deleted by age"] += there
