@@ -44,8 +44,9 @@ mod reserve;
 mod resident;
 mod scrub;
 mod seams;
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, feature = "sim"))]
+#[doc(hidden)]
+pub mod sim;
 mod stats;
 mod store;
 #[cfg(test)]
