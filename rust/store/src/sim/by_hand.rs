@@ -3,8 +3,8 @@
 use super::crash_points::bench::{Bench, Order, blank};
 use crate::machine::{Command, Event, Outcome, PutItem};
 use std::sync::Arc;
-use tiered_kv_io::MemDisk;
-use tiered_kv_types::{BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId};
+use tiered_kv_io::{Disk, MemDisk};
+use tiered_kv_types::{BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId, RecordHeader};
 
 fn key(id: u8) -> BlockKey {
     let mut bytes = [0; 32];
@@ -138,4 +138,34 @@ fn a_new_put_draws_a_newer_generation_and_a_no_op_draws_none_for_its_key() {
     bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
     bench.put(0, vec![item(1, None)], &[3]);
     assert!(bench.generation(0, key(1)) > first);
+}
+
+/// Copies the block in the first slot of the first segment to the third one, as if it had been
+/// written there too: segments of 32 KiB, a table of 4 KiB, slots of 8 KiB.
+fn write_twice(disk: &MemDisk) {
+    let (file, _) = disk.open("segment-000000.tkv").expect("there");
+    let mut header = [0; 512];
+    disk.read_at(file, 4096, &mut header).expect("reads");
+    let mut record = RecordHeader::decode(&header).valid().expect("a record");
+    record.slot = 2;
+    disk.write_at(file, 4096 + 2 * 512, &record.encode()).expect("writes");
+    let mut payload = [0; 8192];
+    disk.read_at(file, 8192, &mut payload).expect("reads");
+    disk.write_at(file, 8192 + 2 * 8192, &payload).expect("writes");
+    disk.sync(file).expect("syncs");
+}
+
+#[test]
+fn a_block_that_was_evicted_from_its_drive_and_written_again_is_found_once() {
+    let disks = disks();
+    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
+    bench.put(0, vec![item(2, None)], &[1]);
+    bench.settle();
+    drop(bench);
+    write_twice(&disks[0]);
+    let mut bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
+    assert_eq!(bench.get(0, key(2)), Ok(1));
+    assert_eq!(bench.machine.counters.recovered, 1);
+    let audit = bench.machine.audit();
+    assert_eq!((audit.nvme_used_bytes, audit.faults), (8192, Vec::new()));
 }
