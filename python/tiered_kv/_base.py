@@ -320,8 +320,9 @@ class StoreBase:
             `verdict`, the answer in a sentence; `hits`, the leading blocks that are there; `keys`,
             for each its `key`, `residency` ("dram", "nvme", "loading", "writing", "circuit_open",
             "absent"), `cause` ("resident", "too_slow", "circuit_open", "writing", "evicted",
-            "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words, and its last `events`; `elsewhere`, other
-            namespaces that have blocks, with the fields in which `ns` differs from them;
+            "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words, and its
+            last `events`; `elsewhere`, other namespaces that have blocks, with the fields in which
+            `ns` differs from them;
             `since_unix_ns`, how far back the events go, `complete` where that is the open.
 
         Raises:
