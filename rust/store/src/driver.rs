@@ -84,7 +84,7 @@ pub(crate) struct Core {
     pub(crate) io: Vec<IoBridge>,
     copies: WorkerPool,
     copy_threads: usize,
-    accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
+    accesses: ArrayQueue<(u32, Arc<[BlockKey]>)>,
     timer: Timer,
     /// The process whose threads these are.
     origin: Origin,
@@ -287,8 +287,8 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Counts one request's blocks, leaf first, with the next step.
-    pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Vec<BlockKey>) {
+    /// Counts one request's blocks, given root first, with the next step.
+    pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Arc<[BlockKey]>) {
         let n = keys.len() as u64;
         if let Err((ns, keys)) = self.accesses.push((ns, keys)) {
             // Full: taken in now if nobody else is in a step, else dropped and counted.
@@ -343,6 +343,13 @@ impl Core {
         let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
         self.running.end();
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // A batch that outlives the core keeps its own blocks and no others.
+        self.index.clear();
     }
 }
 
