@@ -182,28 +182,30 @@ impl LeaseBatch {
         if keys.len() > MAX_BATCH {
             return Looked::OneByOne;
         }
-        let mut flags = SmallVec::new();
-        let mut keys_left = keys.iter();
+        let mut flags = SmallVec::from_elem(0, keys.len());
+        let mut hits = 0;
         let tables = index.read();
-        for key in &mut keys_left {
-            match tables.resident_info(&FullKey { ns, key: *key }) {
-                Ok(info) => flags.push(info.flags()),
+        for (key, flags) in keys.iter().zip(&mut flags) {
+            match tables.resident_flags(ns, key) {
+                Ok(found) => *flags = found,
                 Err(Residency::Absent | Residency::Writing) => break,
                 Err(_) => return Looked::Elsewhere,
             }
+            hits += 1;
         }
-        for key in keys_left {
-            match tables.residency(&FullKey { ns, key: *key }).0 {
+        flags.truncate(hits);
+        for key in &keys[hits..] {
+            match tables.residency(ns, key).0 {
                 Residency::Absent | Residency::Writing => {}
                 Residency::In(Tier::Dram) => return Looked::OneByOne,
                 _ => return Looked::Elsewhere,
             }
         }
-        let bytes = block_bytes * flags.len() as u64;
+        let bytes = block_bytes * hits as u64;
         if !take(bytes) {
             return Looked::OneByOne;
         }
-        let place = index.ledger.enter(ns, keys, flags.len());
+        let place = index.ledger.enter(ns, keys, hits);
         drop(tables);
         let batch = Self { index: index.clone(), place, keys: keys.len(), bytes, flags };
         if place.is_none() {

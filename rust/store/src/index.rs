@@ -10,14 +10,14 @@
 //! such a batch holds its own references.
 
 use crate::batch::Ledger;
+use crate::entries::{Entries, Entry};
 use crate::machine::DriveId;
 use crate::resident::{FreedSlots, Resident};
-use hashbrown::HashMap;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv_types::{BlockInfo, BlockKey, Tier};
+use tiered_kv_types::{BlockInfo, BlockKey, KEY_BYTES, Tier};
 
 /// A key and the namespace it lives in; compared whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,9 +32,20 @@ impl Hash for FullKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // The key is a digest: eight bytes of it and the namespace spread evenly. Comparison is
         // whole.
-        let mut head = [0; 8];
-        head.copy_from_slice(&self.key.0[..8]);
-        state.write_u64(u64::from_le_bytes(head) ^ u64::from(self.ns).rotate_left(32));
+        state.write_u64(head(self.ns, &self.key));
+    }
+}
+
+/// Eight bytes of the key, and the namespace.
+#[inline]
+pub(crate) fn head(ns: u32, key: &BlockKey) -> u64 {
+    let (words, _) = key.0.as_chunks::<8>();
+    u64::from_le_bytes(words[0]) ^ u64::from(ns).rotate_left(32)
+}
+
+impl Default for FullKey {
+    fn default() -> Self {
+        Self { ns: 0, key: BlockKey([0; KEY_BYTES]) }
     }
 }
 
@@ -62,20 +73,10 @@ impl Residency {
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Entry {
-    pub(crate) resident: Option<Arc<Resident>>,
-    /// The drive it is on.
-    pub(crate) on_nvme: Option<DriveId>,
-    pub(crate) loading: bool,
-    pub(crate) writing: u32,
-    pub(crate) info: BlockInfo,
-}
-
 impl Entry {
     /// `staging`: what is in memory only passes through, and counts for nothing.
     fn residency(&self, staging: bool, shut: &ShutDrives) -> Residency {
-        let on_drive = self.on_nvme.filter(|_| staging || self.resident.is_none());
+        let on_drive = self.on_nvme().filter(|_| staging || self.resident.is_none());
         if let Some(drive) = on_drive {
             if shut.contains(drive) {
                 Residency::Shut
@@ -93,10 +94,6 @@ impl Entry {
         } else {
             Residency::Absent
         }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.resident.is_none() && self.on_nvme.is_none() && !self.loading && self.writing == 0
     }
 }
 
@@ -126,35 +123,33 @@ impl ShutDrives {
     }
 }
 
-type Table = HashMap<FullKey, Entry, KeyHasher>;
-
 /// Locks: all of them are taken by whoever looks up many keys, so few.
-const GROUPS: usize = 8;
+const GROUPS: usize = 4;
 /// Tables behind one lock: one that grows is rehashed under it, so many.
-const TABLES: usize = 8;
+const TABLES: usize = 16;
 /// Keys that are looked up before a writer is let in.
 pub(crate) const KEYS_A_TURN: usize = 16;
 
 /// Where a key is: its group and its table there.
 #[inline]
-fn place(key: &FullKey) -> (usize, usize) {
+fn place(key: &BlockKey) -> (usize, usize) {
     // A key is a digest, and the table inside hashes another part of it. Keys that are none crowd
     // in one table, which is slower and nothing worse.
-    let byte = usize::from(key.key.0[8]);
+    let byte = usize::from(key.0[8]);
     (byte % GROUPS, byte / GROUPS % TABLES)
 }
 
 #[derive(Debug)]
-struct Group([Table; TABLES]);
+struct Group([Entries; TABLES]);
 
 impl Group {
     #[inline]
-    fn get(&self, key: &FullKey) -> Option<&Entry> {
-        self.0[place(key).1].get(key)
+    fn get(&self, ns: u32, key: &BlockKey) -> Option<&Entry> {
+        self.0[place(key).1].get(ns, key)
     }
 
     fn resident(&self, key: &FullKey) -> Option<Arc<Resident>> {
-        self.get(key).and_then(|entry| entry.resident.clone())
+        self.get(key.ns, &key.key).and_then(|entry| entry.resident.clone())
     }
 }
 
@@ -176,19 +171,19 @@ pub(crate) struct Tables<'a> {
 
 impl Tables<'_> {
     #[inline]
-    fn get(&self, key: &FullKey) -> Option<&Entry> {
-        self.groups[place(key).0].get(key)
+    fn get(&self, ns: u32, key: &BlockKey) -> Option<&Entry> {
+        self.groups[place(key).0].get(ns, key)
     }
 
     /// What a caller may know of `key`.
     #[inline]
-    pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
-        self.index.residency_of(self.get(key))
+    pub(crate) fn residency(&self, ns: u32, key: &BlockKey) -> (Residency, BlockInfo) {
+        self.index.residency_of(self.get(ns, key))
     }
 
     /// Pins the copy in memory, if there is one.
     pub(crate) fn pin(&self, key: &FullKey) -> Option<Arc<Resident>> {
-        self.groups[place(key).0].resident(key)
+        self.groups[place(&key.key).0].resident(key)
     }
 
     /// Pins the copy in memory, or tells where else the key is.
@@ -196,16 +191,20 @@ impl Tables<'_> {
         &self,
         key: &FullKey,
     ) -> std::result::Result<Arc<Resident>, Residency> {
-        let entry = self.get(key);
+        let entry = self.get(key.ns, &key.key);
         let resident = entry.and_then(|entry| entry.resident.clone());
         resident.ok_or_else(|| self.index.residency_of(entry).0)
     }
 
-    /// What was told of the block, where a copy is in memory; else where the key is.
+    /// The block's flags, where a copy is in memory; else where the key is.
     #[inline]
-    pub(crate) fn resident_info(&self, key: &FullKey) -> std::result::Result<BlockInfo, Residency> {
-        match self.get(key) {
-            Some(entry) if entry.resident.is_some() => Ok(entry.info),
+    pub(crate) fn resident_flags(
+        &self,
+        ns: u32,
+        key: &BlockKey,
+    ) -> std::result::Result<u8, Residency> {
+        match self.get(ns, key) {
+            Some(entry) if entry.resident.is_some() => Ok(entry.info.flags()),
             entry => Err(self.index.residency_of(entry).0),
         }
     }
@@ -214,8 +213,7 @@ impl Tables<'_> {
 impl ReadIndex {
     /// `freed`: whose books count what is leased.
     pub(crate) fn new(seed: u64, staging: bool, freed: FreedSlots) -> Self {
-        let hasher = KeyHasher::with_seed(seed);
-        let table = |_| HashMap::with_hasher(hasher.clone());
+        let table = |_| Entries::new(seed);
         let group = |_| RwLock::new(Group(std::array::from_fn(table)));
         let (groups, ledger) = (std::array::from_fn(group), Ledger::new(freed));
         Self { groups, staging, shut: ShutDrives::default(), ledger }
@@ -238,7 +236,7 @@ impl ReadIndex {
 
     #[inline]
     fn group(&self, key: &FullKey) -> &RwLock<Group> {
-        &self.groups[place(key).0]
+        &self.groups[place(&key.key).0]
     }
 
     fn residency_of(&self, entry: Option<&Entry>) -> (Residency, BlockInfo) {
@@ -267,7 +265,7 @@ impl ReadIndex {
 
     /// What a caller may know of `key`.
     pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
-        self.residency_of(self.group(key).read().get(key))
+        self.residency_of(self.group(key).read().get(key.ns, &key.key))
     }
 
     /// Pins the copy in memory, if there is one.
@@ -277,9 +275,9 @@ impl ReadIndex {
 
     /// Changes the entry of `key`, made if absent and dropped if nothing is left of it.
     pub(crate) fn update<R>(&self, key: &FullKey, change: impl FnOnce(&mut Entry) -> R) -> R {
-        let (at, table) = place(key);
+        let (at, table) = place(&key.key);
         let mut group = self.groups[at].write();
-        let entry = group.0[table].entry(*key).or_default();
+        let entry = group.0[table].entry(key);
         let before = entry.resident.clone();
         let result = change(entry);
         let empty = entry.is_empty();
@@ -290,7 +288,7 @@ impl ReadIndex {
             self.settle(at, &group, Some((key, &before)));
         }
         if empty {
-            group.0[table].remove(key);
+            group.0[table].remove_empty(key);
         }
         result
     }
@@ -300,7 +298,7 @@ impl ReadIndex {
     fn settle(&self, at: usize, group: &Group, gone: Option<(&FullKey, &Arc<Resident>)>) {
         self.ledger.settle(|key| match gone {
             Some((left, resident)) if left == key => Some(resident.clone()),
-            _ if place(key).0 == at => group.resident(key),
+            _ if place(&key.key).0 == at => group.resident(key),
             // No other thread writes, so this waits for nobody.
             _ => self.pin(key),
         });
@@ -312,7 +310,7 @@ impl ReadIndex {
             self.settle_now();
         }
         let group = self.group(key).read();
-        let resident = group.get(key).and_then(|entry| entry.resident.as_ref());
+        let resident = group.get(key.ns, &key.key).and_then(|entry| entry.resident.as_ref());
         resident.is_some_and(|r| Arc::strong_count(r) == 1)
     }
 
@@ -325,14 +323,14 @@ impl ReadIndex {
     pub(crate) fn clear(&self) {
         self.settle_now();
         for group in &self.groups {
-            group.write().0.iter_mut().for_each(Table::clear);
+            group.write().0.iter_mut().for_each(Entries::clear);
         }
     }
 
     /// Takes the copy out of memory if nobody else holds it. The lock keeps a caller from pinning
     /// it between the check and the removal.
     pub(crate) fn evict(&self, key: &FullKey) -> bool {
-        let (at, table) = place(key);
+        let (at, table) = place(&key.key);
         let mut group = self.groups[at].write();
         self.settle(at, &group, None);
         let Some(entry) = group.0[table].get_mut(key) else { return false };
@@ -342,13 +340,13 @@ impl ReadIndex {
         }
         entry.resident = None;
         if entry.is_empty() {
-            group.0[table].remove(key);
+            group.0[table].remove_empty(key);
         }
         true
     }
 
     /// Number of entries, for audits.
     pub(crate) fn len(&self) -> usize {
-        self.groups.iter().map(|g| g.read().0.iter().map(Table::len).sum::<usize>()).sum()
+        self.groups.iter().map(|g| g.read().0.iter().map(Entries::len).sum::<usize>()).sum()
     }
 }

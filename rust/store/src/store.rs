@@ -5,7 +5,7 @@ use crate::call::{
     BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
 };
 use crate::driver::{Core, in_caller};
-use crate::index::{FullKey, KEYS_A_TURN, Residency};
+use crate::index::{KEYS_A_TURN, Residency};
 use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
 use crate::owner::{Handle, Owner};
@@ -391,7 +391,7 @@ impl Core {
         for turn in keys.chunks(KEYS_A_TURN) {
             let tables = self.index.read();
             for key in turn {
-                let (state, info) = tables.residency(&FullKey { ns, key: *key });
+                let (state, info) = tables.residency(ns, key);
                 leading &= state.is_hit();
                 if mode == LookupMode::Prefix && !leading {
                     return found;
