@@ -40,6 +40,8 @@ BF16 = DType("bf16", 16)
 FP16 = DType("fp16", 16)
 FP32 = DType("fp32", 32)
 FP64 = DType("fp64", 64)
+INT64 = DType("int64", 64)
+"""Positions and token ids that some models keep beside their keys."""
 FP8 = DType("fp8", 8)
 """One scale a tensor, which is no part of the cache: vLLM's, SGLang's and TensorRT-LLM's fp8."""
 INT8 = DType("int8", 8)
@@ -64,6 +66,7 @@ DTYPES = {
         FP16,
         FP32,
         FP64,
+        INT64,
         FP8,
         INT8,
         FP8_PER_HEAD,
