@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
@@ -31,7 +30,7 @@ class Entry:
 @functools.cache
 def entries() -> dict[str, Entry]:
     """Every model, by its name."""
-    text = resources.files("tiered_kv.sizing").joinpath("catalogue.json").read_text("utf-8")
+    text = Path(__file__).with_name("catalogue.json").read_text("utf-8")
     loaded: dict[str, dict[str, Any]] = json.loads(text)
     return {
         name: Entry(
@@ -61,4 +60,6 @@ def find(name: str) -> Entry | None:
 
 def close_to(name: str) -> list[str]:
     """Names of the catalogue that resemble one."""
+    import difflib
+
     return difflib.get_close_matches(_plain(name), list(entries()), n=3, cutoff=0.5)

@@ -165,9 +165,16 @@ class Fields:
     def at_layer(self, layer: int) -> Fields:
         """The fields of one layer: `per_layer_config` overrides the others."""
         overrides = self.mapping("per_layer_config")
-        own = overrides.get(str(layer), overrides.get(layer))  # type: ignore[call-overload]
+        # transformers writes the layers' numbers with leading zeros.
+        own = next((own for at, own in overrides.items() if _number(at) == layer), None)
         if own is None:
             return self
         if not isinstance(own, Mapping):
             raise bad(f"{self.prefix}per_layer_config[{layer}]", own, "an object")
         return self.with_values(own)
+
+
+def _number(key: object) -> int | None:
+    """A layer's number as a key of a mapping has it."""
+    text = str(key)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 8 else None

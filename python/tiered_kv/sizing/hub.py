@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +53,10 @@ def config_of(model: str) -> dict[str, Any]:
         return load_json(path)
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise _unreachable(model, "HF_HUB_OFFLINE is set")
+    # These two take longer to load than a size takes to compute.
+    import urllib.error
+    import urllib.request
+
     url = address(model)
     if not url.startswith(("https://", "http://")):
         raise _unreachable(model, "HF_ENDPOINT is no http address")

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,7 @@ def text_part(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The part of a configuration that describes the decoder of text, and where it is."""
     prefix = ""
     for _ in range(_DEEPEST):
-        inner = next(
-            (part for part in _TEXT_PARTS if isinstance(values.get(part), Mapping)), None
-        )
+        inner = next((part for part in _TEXT_PARTS if isinstance(values.get(part), Mapping)), None)
         if inner is None or _describes(values):
             break
         nested = dict(values[inner])
@@ -132,7 +129,7 @@ def _text_type(outer: object) -> str | None:
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
-    text = resources.files("tiered_kv.sizing").joinpath("defaults.json").read_text("utf-8")
+    text = Path(__file__).with_name("defaults.json").read_text("utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 
@@ -148,9 +145,9 @@ def _spec(values: Mapping[str, Any], name: str, where: str, speculative: str) ->
     if not prefix:
         # A nested part may leave out what its architecture has by default; a whole
         # configuration that lacks its own shape is broken.
-        for name in _SHAPE:
-            defaults.pop(name, None)
-            defaults.pop(aliases.get(name), None)
+        for shape in _SHAPE:
+            defaults.pop(shape, None)
+            defaults.pop(aliases.get(shape), None)
     fields = Fields(part, aliases, defaults, prefix)
     dtype, noted = _dtype(fields)
     arch = ARCHITECTURES.get(model_type or "")

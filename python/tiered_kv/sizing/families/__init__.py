@@ -96,9 +96,7 @@ def _max_context(fields: Fields) -> int:
     return fields.maybe(*names, "n_ctx", "seq_length", "max_sequence_length") or 0
 
 
-def _model(
-    fields: Fields, arch: Arch, types: tuple[str, ...], dtype: DType
-) -> list[list[Keep]]:
+def _model(fields: Fields, arch: Arch, types: tuple[str, ...], dtype: DType) -> list[list[Keep]]:
     """What each layer of the model keeps."""
     sources = arch.reuses(fields, types) if arch.reuses is not None else [None] * len(types)
     kept: list[list[Keep]] = []

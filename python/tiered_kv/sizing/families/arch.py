@@ -142,7 +142,12 @@ class Arch:
     window: Callable[[Fields], int | None] | None = None
     layers: Callable[[Fields], int] | None = None
     caches_per_layer: int = 1
-    mtp: tuple[str, ...] = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    mtp: tuple[str, ...] = (
+        "num_nextn_predict_layers",
+        "mtp_num_hidden_layers",
+        "num_mtp_modules",
+        "num_mtp_layers",
+    )
     note: str = ""
 
     def keeps(self, layer: Layer) -> list[Keep]:

@@ -71,6 +71,21 @@ def by_window(layer: Layer) -> Dims:
     )
 
 
+def mimo(layer: Layer) -> Dims:
+    """MiMo: windowed layers have twice the key-value heads, where no field says otherwise."""
+    count, key, value = by_window(layer)
+    if layer.is_sliding and not layer.fields.has("swa_num_key_value_heads"):
+        count *= 2
+    return count, key, value
+
+
+def nemotron_h(layer: Layer) -> Dims:
+    """Nemotron-H: `attention_head_dim` in the published configurations."""
+    count, dim, _ = heads(layer)
+    dim = layer.fields.maybe("attention_head_dim", least=1) or dim
+    return count, dim, dim
+
+
 def zamba(layer: Layer) -> Dims:
     """Zamba: attention over the hidden size twice, so heads of twice the usual dimension."""
     fields = layer.fields

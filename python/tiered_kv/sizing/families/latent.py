@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+
 from tiered_kv.sizing.checks import bad
 from tiered_kv.sizing.dtypes import FP32, INT64
 from tiered_kv.sizing.families.arch import Layer, heads, indexer, softmax
@@ -66,6 +67,12 @@ def sometimes_indexed(layer: Layer) -> list[Keep]:
     if layer.index < len(modes) and modes[layer.index] == "shared":
         return []
     return [index_keys(layer.fields.integer("index_head_dim"), layer.dtype)]
+
+
+def exact_indexed(layer: Layer) -> list[Keep]:
+    """Dots 3: index keys in fp32."""
+    keeps = sometimes_indexed(layer)
+    return [index_keys(layer.fields.integer("index_head_dim"), FP32)] if keeps else []
 
 
 def hunyuan_indexed(layer: Layer) -> list[Keep]:

@@ -238,7 +238,7 @@ def modernbert(fields: Fields) -> list[str]:
 
 
 def dots3_note(fields: Fields) -> list[str]:
-    """Dots 3: attention to all, by an indexer, in the first two and each fourth after the second."""
+    """Dots 3: windows, but for the first two layers and each fourth after the second."""
     full = "indexed_attention" if fields.flag("use_dsa", True) else FULL
     window = fields.flag("use_sliding_window", True)
     return [
@@ -257,6 +257,14 @@ def half_local(fields: Fields) -> int | None:
     """ModernBERT's window: half of `local_attention`."""
     local = fields.maybe("local_attention", least=2)
     return None if local is None else local // 2
+
+
+def mimo(fields: Fields) -> list[str]:
+    """MiMo: a 1 in `hybrid_layer_pattern` is a window; else the published interleaving."""
+    marks = fields.integers("hybrid_layer_pattern")
+    if marks is not None:
+        return [SLIDING if mark else FULL for mark in marks]
+    return [FULL if at == 0 or (at + 1) % 6 == 0 else SLIDING for at in range(fields.layers())]
 
 
 def mimo_window(fields: Fields) -> int | None:

@@ -129,9 +129,11 @@ def kimi_delta(layer: Layer) -> list[Keep]:
 def bailing_delta(layer: Layer) -> list[Keep]:
     """Bailing hybrids: Kimi delta attention with the attention's own heads."""
     fields = layer.fields
-    heads, dim = query_heads(fields), head_dim(fields)
+    heads = fields.maybe("linear_num_heads", least=1) or query_heads(fields)
+    dim = fields.maybe("linear_head_dim", least=1) or head_dim(fields)
+    taps = fields.integer("short_conv_kernel_size")
     parts = (
-        conv_state("conv state", heads, 3 * dim, fields.integer("short_conv_kernel_size"), layer.dtype),
+        conv_state("conv state", heads, 3 * dim, taps, layer.dtype),
         state("recurrent state", heads, (dim, dim), FP32),
     )
     return [Keep(Kind.LINEAR, parts)]
@@ -177,7 +179,7 @@ def rwkv4(layer: Layer) -> list[Keep]:
 
 
 def xlstm(layer: Layer) -> list[Keep]:
-    """xLSTM's matrix memory, normaliser and stabiliser of each head."""
+    """The matrix memory, normaliser and stabiliser of each head of an xLSTM."""
     fields = layer.fields
     heads = fields.integer("num_heads")
     inner = fields.integer("hidden_size")
@@ -197,8 +199,9 @@ def _rounded(fields: Fields, factor: str, size: int) -> int:
 
 
 def qwen4(layer: Layer) -> list[Keep]:
-    """Qwen 4: a gated delta net; in the layers of `ple_layer_ids`, which count from 1, also the
-    inputs of a dilated convolution and the last token ids.
+    """Qwen 4: a gated delta net, and in some layers the inputs of a dilated convolution.
+
+    Those are the layers of `ple_layer_ids`, which count from 1; they keep the last token ids too.
     """
     fields = layer.fields
     keeps = gated_delta(layer)

@@ -22,9 +22,7 @@ _QWEN3_NEXT = Arch(
     types=at.every(4, "full_attention_interval", no=at.LINEAR), state=states.gated_delta
 )
 _GEMMA3 = Arch(types=at.every(6, "sliding_window_pattern"))
-_GEMMA4 = Arch(
-    types=at.every(6), last_full=True, dims=dims.gemma4, reuses=sharing.last_layers
-)
+_GEMMA4 = Arch(types=at.every(6), last_full=True, dims=dims.gemma4, reuses=sharing.last_layers)
 _COHERE2 = Arch(types=at.every(4, "sliding_window_pattern"))
 _EXAONE4 = Arch(types=at.every(4, "sliding_window_pattern"))
 _FULL_FIRST = Arch(types=at.chosen(lambda layer, _layers: layer % 4 == 0))
@@ -42,11 +40,7 @@ _INKLING = Arch(
 _SEQ2SEQ = Arch(cross=True)
 _T5 = Arch(cross=True, dims=encoders.t5_dims)
 _ALIKE = Arch(dims=dims.alike)
-_MIMO = Arch(
-    types=at.chosen(lambda layer, _layers: layer == 0 or (layer + 1) % 6 == 0),
-    dims=dims.by_window,
-    window=at.mimo_window,
-)
+_MIMO = Arch(types=at.mimo, dims=dims.mimo, window=at.mimo_window)
 _MINIMAX_M3 = Arch(types=at.sparse_frequency, special=latent.minimax_m3)
 _DEEPSEEK_V4 = Arch(types=at.deepseek_v4, special=latent.compressed)
 _BEAM = Arch(types=at.every(6, last=True))
@@ -106,16 +100,13 @@ ARCHITECTURES: dict[str, Arch] = {
     "llama4_text": Arch(types=at.llama4),
     "smollm3": Arch(types=at.smollm3),
     "olmo3": Arch(types=at.every(4)),
-    "dory": Arch(types=at.every(4)),
     "kolibri1": Arch(types=at.every(5)),
     "beam": _BEAM,
     "neomme_text": _BEAM,
     "cwm": _FULL_FIRST,
     "granite_swa": _FULL_FIRST,
     "granitemoe_swa": _FULL_FIRST,
-    "flint": Arch(
-        types=at.chosen(lambda layer, n: layer < 2 or layer % 4 == 1 or layer == n - 1)
-    ),
+    "flint": Arch(types=at.chosen(lambda layer, n: layer < 2 or layer % 4 == 1 or layer == n - 1)),
     "muse_glimmer_text": _MUSE,
     "muse_spark_text": _MUSE,
     "modernbert-decoder": Arch(types=at.modernbert, window=at.half_local),
@@ -126,6 +117,7 @@ ARCHITECTURES: dict[str, Arch] = {
     "deepseek_v2": _MLA,
     "deepseek_v3": _MLA,
     "kimi_k2": _MLA,
+    "kimi_k25": _MLA,
     "glm4_moe_lite": _MLA,
     "minicpm3": _MLA,
     "mistral4": _MLA,
@@ -141,14 +133,14 @@ ARCHITECTURES: dict[str, Arch] = {
         attention=latent.latent,
         index=latent.hunyuan_indexed,
     ),
-    "mistral_large4": Arch(
+    "mistral_large4_text": Arch(
         types=at.all_of("indexed_attention"),
         attention=latent.latent,
         index=latent.sometimes_indexed,
         reuses=sharing.kv_sources,
     ),
     "dots3_note_text": Arch(
-        types=at.dots3_note, attention=latent.by_window, index=latent.sometimes_indexed
+        types=at.dots3_note, attention=latent.by_window, index=latent.exact_indexed
     ),
     "deepseek_v4": _DEEPSEEK_V4,
     "minimax_m3_vl_text": _MINIMAX_M3,
@@ -166,9 +158,7 @@ ARCHITECTURES: dict[str, Arch] = {
     ),
     "olmo_hybrid": Arch(types=at.every(4, no=at.LINEAR), state=states.gated_delta),
     "lara_mini": Arch(types=at.lara, state=states.gated_delta),
-    "kimi_linear": Arch(
-        types=at.kimi_linear, attention=latent.latent, state=states.kimi_delta
-    ),
+    "kimi_linear": Arch(types=at.kimi_linear, attention=latent.latent, state=states.kimi_delta),
     "glm5_next_text": Arch(
         types=at.every(4, yes="indexed_attention", no=at.LINEAR),
         attention=latent.latent,
@@ -195,7 +185,7 @@ ARCHITECTURES: dict[str, Arch] = {
     ),
     "granitemoehybrid": _GRANITE4,
     "falcon_h1": Arch(types=at.all_of(at.HYBRID), state=states.mamba2),
-    "nemotron_h": Arch(types=at.nemotron_h, state=states.mamba2),
+    "nemotron_h": Arch(types=at.nemotron_h, state=states.mamba2, dims=dims.nemotron_h),
     "zamba": Arch(types=at.zamba, state=states.zamba1, dims=dims.zamba),
     "zamba2": Arch(types=at.zamba2, state=states.mamba2, dims=dims.zamba),
     "recurrent_gemma": Arch(types=at.recurrent_gemma, state=states.rg_lru),
@@ -206,6 +196,7 @@ ARCHITECTURES: dict[str, Arch] = {
     "lfm2_moe": _LFM2,
     "lfm3": Arch(types=at.lfm3, state=states.short_conv),
     "inkling_text": _INKLING,
+    "inkling2_text": _INKLING,
     "zaya": Arch(types=at.all_of(at.HYBRID), state=states.zaya),
     # Encoders with decoders, and cross attention to images.
     "t5": _T5,
@@ -219,20 +210,102 @@ ARCHITECTURES: dict[str, Arch] = {
     "mllama_text_model": Arch(special=encoders.mllama),
 }
 
-PLAIN_TYPES = (
-    "apertus arcee aria_text bitnet cohere cohere_compass_text emu3_text_model ernie4_5 "
-    "ernie4_5_moe ernie4_5_vl_moe_text exaone exaone4_5_text flex_olmo gemma glm glm4 glm4_moe "
-    "glm4v_text glm4v_moe_text glm_image_text glm_ocr_text gpt-sw3 granite granitemoe "
-    "granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text hy_v3 hyperclovax "
-    "internlm internlm2 internlm3 iquestcoder jais2 jetmoe laguna llama mellum ministral3 "
-    "minimax_m2 mistral mixtral nanochat nemotron olmo olmo2 olmoe phi phi3 phi4_multimodal "
-    "phimoe qwen3_moe qwen3_vl_text qwen3_vl_moe_text sarvam_moe seed_oss solar_open stablelm "
-    "starcoder2 step3p7_text voxtral_realtime_text baichuan yi Yi minicpm deepseek xverse aquila "
-    "orion diffllama doge_dense apertus1p5_text molmo2_text paddleocr_vl_text"
-).split()
-SEQ2SEQ_TYPES = (
-    "bart mbart marian pegasus pegasus_x m2m_100 blenderbot blenderbot-small plbart mvp led "
-    "bigbird_pegasus nllb-moe whisper speech_to_text moonshine trocr"
-).split()
+PLAIN_TYPES = [
+    "apertus",
+    "arcee",
+    "aria_text",
+    "bitnet",
+    "cohere",
+    "cohere_compass_text",
+    "emu3_text_model",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "ernie4_5_vl_moe_text",
+    "exaone",
+    "exaone4_5_text",
+    "flex_olmo",
+    "gemma",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "glm4v_text",
+    "glm4v_moe_text",
+    "glm_image_text",
+    "glm_ocr_text",
+    "gpt-sw3",
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "helium",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hunyuan_vl_text",
+    "hy_v3",
+    "hyperclovax",
+    "internlm",
+    "internlm2",
+    "internlm3",
+    "iquestcoder",
+    "jais2",
+    "jetmoe",
+    "laguna",
+    "llama",
+    "mellum",
+    "ministral3",
+    "minimax_m2",
+    "mistral",
+    "mixtral",
+    "nanochat",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "phi",
+    "phi3",
+    "phi4_multimodal",
+    "phimoe",
+    "qwen3_moe",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+    "sarvam_moe",
+    "seed_oss",
+    "solar_open",
+    "stablelm",
+    "starcoder2",
+    "step3p7_text",
+    "voxtral_realtime_text",
+    "baichuan",
+    "yi",
+    "Yi",
+    "minicpm",
+    "deepseek",
+    "xverse",
+    "aquila",
+    "orion",
+    "diffllama",
+    "doge_dense",
+    "apertus1p5_text",
+    "molmo2_text",
+    "paddleocr_vl_text",
+]
+SEQ2SEQ_TYPES = [
+    "bart",
+    "mbart",
+    "marian",
+    "pegasus",
+    "pegasus_x",
+    "m2m_100",
+    "blenderbot",
+    "blenderbot-small",
+    "plbart",
+    "mvp",
+    "led",
+    "bigbird_pegasus",
+    "nllb-moe",
+    "whisper",
+    "speech_to_text",
+    "moonshine",
+    "trocr",
+]
 ARCHITECTURES |= dict.fromkeys(PLAIN_TYPES, PLAIN)
 ARCHITECTURES |= dict.fromkeys(SEQ2SEQ_TYPES, _SEQ2SEQ)

@@ -30,6 +30,8 @@ _HINTS = (
     "decoder_layers",
     "sliding_window_pattern",
     "attn_type_list",
+    "recurrent",
+    "loop",
 )
 """Parts of field names that stand for what the usual meaning of the other fields leaves out."""
 _KNOWN_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "moe", "mlp")
@@ -46,7 +48,9 @@ def infer(fields: Fields, model_type: str | None) -> tuple[Arch, str]:
         InvalidArgumentError: The configuration does not say enough; the message says what is
             missing, or which field cannot be interpreted.
     """
-    called = f"`model_type` {model_type!r} is not known" if model_type else "`model_type` is missing"
+    called = (
+        f"`model_type` {model_type!r} is not known" if model_type else "`model_type` is missing"
+    )
     fields.layers()
     for name in sorted(fields.values):
         value = fields.values[name]
