@@ -106,9 +106,20 @@ def dtype_named(name: object, field: str = "kv_dtype") -> DType:
     Raises:
         InvalidArgumentError: There is no such type.
     """
-    if isinstance(name, str):
-        short = name.removeprefix("torch.").lower()
-        dtype = DTYPES.get(_ALIASES.get(short, short))
-        if dtype is not None:
-            return dtype
-    raise bad(field, name, f"one of {', '.join(DTYPES)}")
+    found = _short(name)
+    if found is None:
+        raise bad(field, name, f"one of {', '.join(DTYPES)}")
+    return DTYPES[found]
+
+
+def is_dtype(name: object) -> bool:
+    """Whether `dtype_named` knows a name."""
+    return _short(name) is not None
+
+
+def _short(name: object) -> str | None:
+    if not isinstance(name, str):
+        return None
+    short = name.removeprefix("torch.").lower()
+    short = _ALIASES.get(short, short)
+    return short if short in DTYPES else None

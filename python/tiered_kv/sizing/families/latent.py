@@ -7,6 +7,7 @@ import dataclasses
 from tiered_kv.sizing.checks import bad
 from tiered_kv.sizing.dtypes import FP32, INT64
 from tiered_kv.sizing.families.arch import Layer, heads, indexer, softmax
+from tiered_kv.sizing.families.patterns import without_rope
 from tiered_kv.sizing.fields import Fields
 from tiered_kv.sizing.layers import Keep, index_keys, mla
 from tiered_kv.sizing.parts import Part, Span, SpanKind, last
@@ -20,6 +21,13 @@ def latent(layer: Layer) -> Keep:
     rope = fields.integer("qk_rope_head_dim", least=0)
     window = fields.integer("sliding_window") if layer.is_sliding else 0
     return mla(rank, rope, layer.dtype, window)
+
+
+def sometimes_rotary(layer: Layer) -> Keep:
+    """Mistral Large 4: no rotary key in the layers without rotary positions."""
+    if not without_rope(layer.fields)[layer.index]:
+        return latent(layer)
+    return mla(layer.fields.integer("kv_lora_rank"), 0, layer.dtype)
 
 
 def by_window(layer: Layer) -> Keep:

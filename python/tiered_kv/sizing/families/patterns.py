@@ -81,27 +81,28 @@ def uniform_window(fields: Fields) -> list[str]:
     return [SLIDING if window else FULL] * fields.layers()
 
 
-def _without_rope(fields: Fields) -> list[bool]:
+def without_rope(fields: Fields) -> list[bool]:
     """Which layers have no rotary position: 0 in `no_rope_layers`."""
     given = fields.integers("no_rope_layers")
+    layers = fields.layers()
     if given:
-        return [not flag for flag in given]
+        if len(given) < layers:
+            raise bad(f"{fields.prefix}no_rope_layers", given, "one entry a layer")
+        return [not flag for flag in given[:layers]]
     period = fields.maybe("no_rope_layer_interval", least=1) or 4
-    return [(layer + 1) % period == 0 for layer in range(fields.layers())]
+    return [(layer + 1) % period == 0 for layer in range(layers)]
 
 
 def llama4(fields: Fields) -> list[str]:
     """Chunks where there are rotary positions."""
     chunk = fields.maybe("attention_chunk_size", least=1)
-    return [
-        FULL if bare or chunk is None else "chunked_attention" for bare in _without_rope(fields)
-    ]
+    return [FULL if bare or chunk is None else "chunked_attention" for bare in without_rope(fields)]
 
 
 def smollm3(fields: Fields) -> list[str]:
     """Windows, where they are used, in the layers without rotary positions."""
     window = fields.flag("use_sliding_window") and fields.maybe("sliding_window")
-    return [SLIDING if window and bare else FULL for bare in _without_rope(fields)]
+    return [SLIDING if window and bare else FULL for bare in without_rope(fields)]
 
 
 def cohere2_moe(fields: Fields) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tiered_kv.sizing.checks import fault
 from tiered_kv.sizing.dtypes import FP32, INT64, DType, dtype_named
 from tiered_kv.sizing.families.arch import Layer, head_dim, query_heads
+from tiered_kv.sizing.families.dims import by_window
 from tiered_kv.sizing.fields import Fields
 from tiered_kv.sizing.layers import Keep, conv_state, state
 from tiered_kv.sizing.spec import Kind
@@ -235,7 +236,7 @@ def inkling(layer: Layer) -> list[Keep]:
     """Inkling: four short convolutions in fp32, over keys, values and twice the hidden size."""
     fields = layer.fields
     taps = fields.integer("conv_kernel_size")
-    kv_heads, dim = fields.integer("num_key_value_heads"), head_dim(fields)
+    kv_heads, dim, _ = by_window(layer)
     parts = (
         conv_state("conv state of keys", kv_heads, dim, taps, FP32),
         conv_state("conv state of values", kv_heads, dim, taps, FP32),

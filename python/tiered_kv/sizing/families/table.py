@@ -135,7 +135,7 @@ ARCHITECTURES: dict[str, Arch] = {
     ),
     "mistral_large4_text": Arch(
         types=at.all_of("indexed_attention"),
-        attention=latent.latent,
+        attention=latent.sometimes_rotary,
         index=latent.sometimes_indexed,
         reuses=sharing.kv_sources,
     ),

@@ -31,6 +31,7 @@ _HINTS = (
     "sliding_window_pattern",
     "attn_type_list",
     "recurrent",
+    "prompt_length",
     "loop",
 )
 """Parts of field names that stand for what the usual meaning of the other fields leaves out."""
