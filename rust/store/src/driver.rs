@@ -292,8 +292,8 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Counts one request's blocks, given root first, with one of the next steps. Where nobody keeps
-    /// up with the callers they are dropped and counted.
+    /// Counts one request's blocks, given root first, with one of the next steps. Where nobody
+    /// keeps up with the callers they are dropped and counted.
     pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>) {
         let n = keys.len() as u64;
         if self.accesses.push((ns, keys)).is_err() {
