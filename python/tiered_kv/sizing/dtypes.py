@@ -40,6 +40,8 @@ BF16 = DType("bf16", 16)
 FP16 = DType("fp16", 16)
 FP32 = DType("fp32", 32)
 FP64 = DType("fp64", 64)
+INT64 = DType("int64", 64)
+"""Positions and token ids that some models keep beside their keys."""
 FP8 = DType("fp8", 8)
 """One scale a tensor, which is no part of the cache: vLLM's, SGLang's and TensorRT-LLM's fp8."""
 INT8 = DType("int8", 8)
@@ -64,6 +66,7 @@ DTYPES = {
         FP16,
         FP32,
         FP64,
+        INT64,
         FP8,
         INT8,
         FP8_PER_HEAD,
@@ -103,9 +106,20 @@ def dtype_named(name: object, field: str = "kv_dtype") -> DType:
     Raises:
         InvalidArgumentError: There is no such type.
     """
-    if isinstance(name, str):
-        short = name.removeprefix("torch.").lower()
-        dtype = DTYPES.get(_ALIASES.get(short, short))
-        if dtype is not None:
-            return dtype
-    raise bad(field, name, f"one of {', '.join(DTYPES)}")
+    found = _short(name)
+    if found is None:
+        raise bad(field, name, f"one of {', '.join(DTYPES)}")
+    return DTYPES[found]
+
+
+def is_dtype(name: object) -> bool:
+    """Whether `dtype_named` knows a name."""
+    return _short(name) is not None
+
+
+def _short(name: object) -> str | None:
+    if not isinstance(name, str):
+        return None
+    short = name.removeprefix("torch.").lower()
+    short = _ALIASES.get(short, short)
+    return short if short in DTYPES else None

@@ -108,6 +108,7 @@ class Part:
         span: How many entries a sequence has.
         fixed: The type stays as it is whatever type is chosen for the keys and values: states.
         shape: Shape of a state's entry, for engines that lay it out; empty for (heads, dim).
+        taps: Width of the convolution whose last taps - 1 inputs this is; 0 for anything else.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Part:
     span: Span = EVERY_TOKEN
     fixed: bool = False
     shape: tuple[int, ...] = ()
+    taps: int = 0
 
     def __post_init__(self) -> None:
         count("heads", self.heads, least=1)

@@ -16,13 +16,19 @@ def view(spec: KvSpec) -> KvSpec:
     """The specification of what `DynamicCache` holds between two forward passes.
 
     A window of W tokens keeps W - 1: the next token brings itself. (With W = 1 its slice `[-0:]`
-    keeps all.) What waits to be compressed is held exactly, without spare room.
+    keeps all.) A convolution keeps an input for each of its taps. What waits to be compressed is
+    held exactly, without spare room.
     """
 
     def held(part: Part) -> Part:
         if part.span.kind is SpanKind.LAST:
             size = part.span.size
             return dataclasses.replace(part, span=last(size - 1) if size > 1 else EVERY_TOKEN)
+        if part.taps:
+            *channels, inputs = part.shape
+            return dataclasses.replace(
+                part, dim=part.dim // inputs * part.taps, shape=(*channels, part.taps)
+            )
         if part.span.kind is SpanKind.BUFFER:
             span = dataclasses.replace(part.span, kind=SpanKind.REMAINDER)
             return dataclasses.replace(part, span=span)
