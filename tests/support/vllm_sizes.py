@@ -8,6 +8,7 @@ is written into the case as `expected`. `make sizing-vllm` runs this in an envir
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -60,8 +61,9 @@ def as_on_a_gpu() -> None:
 
     choose = CpuPlatform.get_attn_backend_cls.__func__
 
-    def dense(cls: type, selected: object, selector: Any, *rest: Any, **named: Any) -> object:
-        return choose(cls, selected, selector._replace(use_sparse=False), *rest, **named)
+    def dense(cls: type, selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
+        plain = attn_selector_config._replace(use_sparse=False)
+        return choose(cls, selected_backend, plain, **named)
 
     CpuPlatform.get_attn_backend_cls = classmethod(dense)
 
@@ -90,6 +92,8 @@ def build(case: dict[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]:
         block_size=case["block_size"],
         **case.get("arguments", {}),
     ).create_engine_config()
+    # The CPU's backends had chosen one of their own.
+    config.cache_config.block_size = case["block_size"]
     tp = case.get("tp", 1)
     with set_current_vllm_config(config):
         if not ranks.model_parallel_is_initialized():
@@ -124,6 +128,10 @@ def pages_held(config: Any, groups: list[KVCacheGroupSpec], blocks: int) -> list
     config.cache_config.kv_cache_layout = "LBHNC"
     plan = cache.get_kv_cache_config_from_groups(config, groups, MEMORY)
     plan.num_blocks = min(blocks, 20_000)
+    # The scheduler sees one layer of a group whose pages differ.
+    for group in plan.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs):
+            group.kv_cache_spec = group.kv_cache_spec.first_spec
     sizes = [group.kv_cache_spec.block_size for group in groups]
     manager = KVCacheManager(
         plan,
@@ -156,7 +164,7 @@ def expected(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     plan = cache.get_kv_cache_config_from_groups(config, groups, MEMORY)
     # The encoder's blocks are allocated by another path of the scheduler.
     cross = any("Cross" in type(group.kv_cache_spec).__name__ for group in groups)
-    held = [] if cross else pages_held(config, groups, plan.num_blocks)
+    held = [] if cross else pages_held(config, copy.deepcopy(groups), plan.num_blocks)
     rows = []
     for at, group in enumerate(groups):
         spec = group.kv_cache_spec
