@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
+from tiered_kv.cli.clear import clear, resize
 from tiered_kv.cli.demo import bare_json, demo
 from tiered_kv.cli.doctor import doctor
 from tiered_kv.cli.exits import ExitCode
+from tiered_kv.cli.explain import explain
 from tiered_kv.cli.info import info
+from tiered_kv.cli.ls import inspect, ls
 from tiered_kv.cli.output import error_line
 from tiered_kv.cli.plan import run as run_plan
 from tiered_kv.cli.size import run as run_size
+from tiered_kv.cli.verify import verify
 
 _EPILOG = (
     "Exit status: 0 done; 1 what was checked does not hold; 2 wrong usage or configuration; "
@@ -52,6 +56,12 @@ def _root(
 app.command()(info)
 app.command()(demo)
 app.command()(doctor)
+app.command()(ls)
+app.command()(inspect)
+app.command()(explain)
+app.command()(verify)
+app.command()(clear)
+app.command()(resize)
 
 
 @app.command(

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tiered_kv.cli.exits import ExitCode, explain
+from tiered_kv.cli.exits import ExitCode, error_status
 from tiered_kv.cli.output import error_line
 
 
@@ -30,7 +30,7 @@ def _fail(error: Exception) -> int:
         import traceback
 
         traceback.print_exception(error)
-    code, message = explain(error)
+    code, message = error_status(error)
     if code is ExitCode.INTERNAL:
         message += " (TIERED_KV_TRACEBACK=1 shows where)"
     error_line(message)

@@ -62,7 +62,8 @@ class _Reader:
         # Seeking beyond the end succeeds, so every skip ends with a byte that is read.
         if size > 0:
             self.left -= size - 1
-            self.file.seek(size - 1, 1)
+            if self.left > 0:
+                self.file.seek(size - 1, 1)
             self.take(1)
 
     def scalar(self, kind: int) -> Any:

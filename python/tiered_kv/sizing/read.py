@@ -29,7 +29,16 @@ _TEXT_PARTS = (
     "decoder",
 )
 _DEEPEST = 8
-_SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+_SHAPE = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "state_size",
+    "mamba_d_state",
+    "ssm_state_size",
+)
 
 
 def read_config(
@@ -110,6 +119,8 @@ def text_part(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         if kind is not None:
             nested["model_type"] = kind
         values, prefix = nested, f"{prefix}{inner}."
+    else:
+        raise fault(f"`{prefix}` is nested deeper than {_DEEPEST} parts: it is no configuration")
     return values, prefix
 
 

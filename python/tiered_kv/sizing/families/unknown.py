@@ -52,6 +52,8 @@ def infer(fields: Fields, model_type: str | None) -> tuple[Arch, str]:
     called = (
         f"`model_type` {model_type!r} is not known" if model_type else "`model_type` is missing"
     )
+    if fields.prefix.endswith("decoder.") or fields.flag("is_encoder_decoder"):
+        raise fault(f"{called}: whether its decoder attends to an encoder cannot be inferred")
     fields.layers()
     for name in sorted(fields.values):
         value = fields.values[name]
