@@ -58,7 +58,6 @@ def as_on_a_gpu() -> None:
         backend.supports_block_size = classmethod(any_size)
         backend.supports_head_size = classmethod(any_size)
 
-
     choose = CpuPlatform.get_attn_backend_cls.__func__
 
     def dense(cls: type, selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:

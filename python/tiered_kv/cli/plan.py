@@ -131,13 +131,16 @@ def _plan(options: argparse.Namespace) -> Any:
     from tiered_kv.planner import units
     from tiered_kv.planner.node import load_node
     from tiered_kv.planner.plan import Load, plan
+    from tiered_kv.sizing.checks import count
     from tiered_kv.sizing.parallel import Parallel
     from tiered_kv.sizing.read import read_config
 
     node = load_node(options.node)
     spec = read_config(options.model, kv_dtype=options.kv_dtype)
-    gpus = node.gpu.count.value if options.gpus is None else options.gpus
-    tp = gpus // (options.pp * options.cp) if options.tp is None else options.tp
+    all_gpus = node.gpu.count.value
+    gpus = count("gpus", all_gpus if options.gpus is None else options.gpus, least=1)
+    others = count("pp", options.pp, least=1) * count("cp", options.cp, least=1)
+    tp = max(1, gpus // others) if options.tp is None else options.tp
     extra = options.request_bytes
     return plan(
         node,

@@ -176,9 +176,7 @@ def parse_node(text: str, name: str) -> Node:
         name=name,
         title=known.text("title"),
         gpu=_gpu(gpu),
-        tiers=tuple(
-            _tier(tier, tiers.table(tier)) for tier in TIERS[1:] if tier in tiers.values
-        ),
+        tiers=tuple(_tier(tier, tiers.table(tier)) for tier in TIERS[1:] if tier in tiers.values),
     )
 
 

@@ -171,9 +171,7 @@ def plan(
     spread = Parallel(tp=used) if parallel is None else parallel
     ranks = spread.tp * spread.pp * spread.cp
     if ranks > used:
-        raise fault(
-            f"`tp` x `pp` x `cp` is {ranks}, but {used} GPUs are used: give fewer ranks"
-        )
+        raise fault(f"`tp` x `pp` x `cp` is {ranks}, but {used} GPUs are used: give fewer ranks")
     kept = node.gpu.reserve.value if reserve is None else count("reserve", reserve)
     room = _Room(node.gpu.memory.value - kept, used // ranks, ranks)
     batch = _batch(spec, spread, load, weights, room)

@@ -68,9 +68,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     axes.xaxis.set_major_formatter(lambda value, _place: large(value))
     axes.spines[["top", "right"]].set_visible(False)
     context = found["load"]["context"]
-    axes.set_title(
-        f"{found['model']} on {found['node']}, {context:,} tokens a request", loc="left"
-    )
+    axes.set_title(f"{found['model']} on {found['node']}, {context:,} tokens a request", loc="left")
     figure.savefig(path, dpi=150)
 
 

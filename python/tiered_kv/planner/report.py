@@ -127,9 +127,11 @@ def _batch(batch: Mapping[str, Any]) -> Iterator[str]:
             f"for KV, {batch['request_bytes']:,} B a request"
         )
     largest = batch["largest"]
-    many = f", {batch['on_node']:,} on {batch['instances']} instances of the model" if (
-        largest is not None and batch["instances"] > 1
-    ) else ""
+    many = (
+        f", {batch['on_node']:,} on {batch['instances']} instances of the model"
+        if (largest is not None and batch["instances"] > 1)
+        else ""
+    )
     yield f"largest batch: {'any' if largest is None else f'{largest:,}'}{many}"
     if batch["as_mha"] is not None and batch["as_mha"] != largest:
         yield f"  sized as MHA it would be {batch['as_mha']:,}"

@@ -34,6 +34,7 @@ _OWN_STATE_TYPE = frozenset(
     {"nemotron_h", "kimi_linear", "kimi_k3", "qwen3_5", "qwen3_5_text", "qwen3_5_moe"}
     | {"qwen3_5_moe_text"}
 )
+_WITHOUT_LATENTS = frozenset({"minicpm3"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ def size(spec: KvSpec, context: int, batch: int, options: EngineOptions) -> Engi
     parallel = options.parallel
     count("context", context)
     count("batch", batch)
+    if spec.model_type in _WITHOUT_LATENTS:
+        raise fault(
+            f"`engine` vllm keeps whole keys and values for {spec.model_type}, not its latents, "
+            "which is not reproduced: leave `engine` out"
+        )
     typed = _typed(spec, options.kv_dtype)
     mine = of_rank(typed, parallel.attention_tp)
     requests = -(-batch // parallel.dp_attention)
@@ -116,7 +122,7 @@ def _stage(stage: KvSpec, context: int, requests: int, options: EngineOptions) -
                 kind=_name(group),
                 layers=len(group),
                 bytes_total=held * block_bytes,
-                page_bytes=max(cache.page_bytes for cache in group),
+                page_bytes=_page_bytes(group),
                 pages=held,
                 waste_bytes=held * block_bytes - used,
             )
@@ -128,6 +134,12 @@ def _stage(stage: KvSpec, context: int, requests: int, options: EngineOptions) -
         block_size=block,
         notes=tuple(_notes(grouped, block, block_bytes, aligned)),
     )
+
+
+def _page_bytes(group: Sequence[Cache]) -> int:
+    """Bytes of a layer's page; of all layers' together where they differ."""
+    sizes = [cache.page_bytes for cache in group]
+    return sizes[0] if len(set(sizes)) == 1 else sum(sizes)
 
 
 def _name(group: Sequence[Cache]) -> str:
@@ -176,7 +188,8 @@ def _layer(index: int, group: LayerGroup, kv_dtype: str | None) -> _Layer | None
         if group.kind is not Kind.MLA or tuple(part.dim for part in group.parts) != _PACKED_DIMS:
             raise bad("kv_dtype", kv_dtype, "it for MLA of 512 + 64 elements alone")
         size = _PACKED[kv_dtype]
-    return _Layer(index, group.kind, size, group.window, shape)
+    windowed = group.kind is Kind.MLA and group.window
+    return _Layer(index, Kind.SLIDING if windowed else group.kind, size, group.window, shape)
 
 
 def _growing(group: LayerGroup) -> list[Part]:
