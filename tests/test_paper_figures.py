@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.paper_figures import commands, renewed
 
+from support.paper_figures import commands, renewed
 from tiered_kv.planner import Load, load_node, plan, published
 from tiered_kv.sizing.read import read_config
 

@@ -110,12 +110,12 @@ def _stage(stage: KvSpec, context: int, requests: int, options: EngineOptions) -
     cp = options.parallel.cp
     grouped = paging.groups(caches)
     block_bytes = paging.block_bytes(grouped)
-    aligned = any(cache.kind in STATES for cache in caches)
+    kinds = {cache.kind in STATES for cache in caches}
+    # Without attention vLLM keeps no prefixes, hence no second state.
+    states = _STATES_ALIGNED if len(kinds) > 1 and context > block else 1
     found = []
     for group in grouped:
-        held = requests * paging.pages(
-            group[0], context, stage.encoder_len, cp, _STATES_ALIGNED if context > block else 1
-        )
+        held = requests * paging.pages(group[0], context, stage.encoder_len, cp, states)
         used = requests * sum(_used(cache, context, stage.encoder_len, cp) for cache in group)
         found.append(
             EngineGroup(
@@ -132,7 +132,7 @@ def _stage(stage: KvSpec, context: int, requests: int, options: EngineOptions) -
         engine=f"vllm {VERSION}",
         groups=tuple(found),
         block_size=block,
-        notes=tuple(_notes(grouped, block, block_bytes, aligned)),
+        notes=tuple(_notes(grouped, block, block_bytes, len(kinds) > 1)),
     )
 
 
@@ -239,7 +239,7 @@ def _used(cache: Cache, context: int, encoder_len: int, cp: int) -> int:
 
 
 def _notes(
-    grouped: Sequence[Sequence[Cache]], block: int, block_bytes: int, states: bool
+    grouped: Sequence[Sequence[Cache]], block: int, block_bytes: int, hybrid: bool
 ) -> list[str]:
     notes = [
         f"{len(grouped)} groups share one pool of blocks of {block_bytes:,} B, the largest "
@@ -247,12 +247,11 @@ def _notes(
         if len(grouped) > 1
         else f"one pool of blocks of {block_bytes:,} B; one of them is the null block"
     ]
-    if states and len(grouped) > 1:
+    if hybrid:
         notes.append(
             f"blocks have {block:,} tokens, so that a page of attention holds a state; states are "
             "padded to that page"
         )
-    if states:
         notes.append("a request holds two states, since prefixes end at blocks")
     if any(cache.window for group in grouped for cache in group):
         notes.append("windows are held in whole blocks, one more where they straddle")
