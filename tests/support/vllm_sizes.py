@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.abc
+import importlib.machinery
 import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -27,6 +30,7 @@ from vllm.config.vllm import get_layers_from_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.distributed import parallel_state as ranks
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.utils import initialize_model
@@ -35,10 +39,12 @@ from vllm.platforms.interface import Platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.core import kv_cache_utils as cache
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.request import Request
+from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
 CONTEXTS = (1, 15, 16, 17, 64, 1000, 1040, 4097, 9000)
 MEMORY = 1 << 40
@@ -58,6 +64,8 @@ def as_on_a_gpu() -> None:
         backend.supports_block_size = classmethod(any_size)
         backend.supports_head_size = classmethod(any_size)
 
+    # Triton's backend packs a scale beside each head's data.
+    CPUAttentionBackend.customize_spec = TritonAttentionBackend.customize_spec
     choose = CpuPlatform.get_attn_backend_cls.__func__
 
     def dense(cls: type, selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
@@ -65,6 +73,32 @@ def as_on_a_gpu() -> None:
         return choose(cls, selected_backend, plain, **named)
 
     CpuPlatform.get_attn_backend_cls = classmethod(dense)
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def keeps_prefixes(cls: type, config: Any) -> None:
+        prefixes = config.cache_config.enable_prefix_caching
+        check(cls, config)
+        config.cache_config.enable_prefix_caching = prefixes
+
+    CpuPlatform.check_and_update_config = classmethod(keeps_prefixes)
+
+
+class _CudaOnly(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Empty modules in place of those that compile kernels for a GPU: no kernel runs here."""
+
+    def find_spec(self, name: str, *_rest: Any) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in ("cutlass", "cuda"):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        module = mock.MagicMock(name=spec.name)
+        module.__path__ = []
+        module.__spec__ = spec
+        return module
+
+    def exec_module(self, _module: Any) -> None:
+        pass
 
 
 def _backends() -> list[type[AttentionBackend]]:
@@ -106,18 +140,15 @@ def build(case: dict[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]:
             model = initialize_model(config)
         del model
         kv_dtype = case.get("kv_dtype")
-        layers = get_layers_from_vllm_config(config, AttentionLayerBase)
         if kv_dtype is not None:
             config.cache_config.cache_dtype = kv_dtype
+        for layer in get_layers_from_vllm_config(config, AttentionLayerBase).values():
+            if kv_dtype is not None and isinstance(layer, (Attention, MLAAttention)):
+                layer.kv_cache_dtype = kv_dtype
+                layer.kv_cache_torch_dtype = torch.uint8
         # The platform of a GPU, not the CPU's, aligns attention with states.
         Platform.update_block_size_for_backend.__func__(CpuPlatform, config)
-        specs = {}
-        for name, layer in layers.items():
-            if kv_dtype is not None and isinstance(layer, MLAAttention):
-                layer.kv_cache_dtype = kv_dtype
-            spec = layer.get_kv_cache_spec(config)
-            if spec is not None:
-                specs[name] = spec
+        specs = get_kv_cache_spec(config)
         ranks.get_tp_group().world_size = 1
     return config, specs
 
@@ -185,6 +216,8 @@ def expected(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def main(path: Path, only: list[str]) -> int:
+    sys.meta_path.append(_CudaOnly())
+    torch.cuda.Stream = torch.cuda.Event = mock.MagicMock
     as_on_a_gpu()
     cases = json.loads(path.read_text(encoding="utf-8"))
     cases["contexts"] = list(CONTEXTS)
