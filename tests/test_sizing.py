@@ -83,7 +83,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("model", "growth", "fixed"), GOLDEN)
-def test_sizing_is_right_for_mla_windows_hybrids_and_states(
+def test_case_29_sizing_is_right_for_mla_windows_hybrids_and_states(
     model: str, growth: int, fixed: int
 ) -> None:
     spec = read_config(model)
@@ -142,7 +142,7 @@ def test_a_kv_type_leaves_states_as_they_are() -> None:
 # Ranks
 
 
-def test_a_store_keeps_mla_once_however_many_ranks() -> None:
+def test_case_28_a_store_keeps_mla_once_however_many_ranks() -> None:
     """A latent stored once a rank takes eight times the bytes."""
     spec = read_config("deepseek-v3")
     part = spec.groups[0].parts[0]
@@ -152,7 +152,9 @@ def test_a_store_keeps_mla_once_however_many_ranks() -> None:
 
 
 @pytest.mark.parametrize(("tp", "copies"), [(1, 1), (2, 1), (8, 1), (16, 2), (64, 8)])
-def test_gqa_is_replicated_where_there_are_fewer_heads_than_ranks(tp: int, copies: int) -> None:
+def test_case_28_gqa_is_replicated_where_there_are_fewer_heads_than_ranks(
+    tp: int, copies: int
+) -> None:
     keys = read_config("llama-3-70b").groups[0].parts[0]
     assert replication(keys, tp) == copies == max(1, tp // 8)
 
