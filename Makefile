@@ -127,7 +127,7 @@ bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. N
 paper-figures: $(CORE) ## Run the commands of docs/paper-figures.md and write what they print.
 	$(BIN)/python tests/support/paper_figures.py docs/paper-figures.md
 
-# vLLM needs other versions than the demo: an environment of its own. AGAIN='name ...' chooses cases.
+# vLLM needs other versions than the demo: an environment of its own. AGAIN='name' chooses a case.
 VLLM := build/vllm
 AGAIN ?= --all
 sizing-vllm: $(BASE) ## Ask vLLM 0.32 again for the figures of tests/data/vllm_sizes.json.

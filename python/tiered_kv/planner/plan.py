@@ -227,7 +227,8 @@ def _batch(spec: KvSpec, spread: Parallel, load: Load, weights: Weights, room: _
     whole = spec.bytes(load.context, 1, load.block_size)
     copies = room.ranks * one / (whole * spread.dp_attention) if whole else 1.0
     largest = _fits(spec, spread, load, load.context, budget)
-    shared = whole + room.ranks * load.request_bytes
+    # What a request needs beside its KV is on the GPUs of its replica of the attention.
+    shared = whole + room.ranks // spread.dp_attention * load.request_bytes
     without = max(0, budget) * room.ranks // shared if shared else None
     binds, why = _binds(budget, on_gpu, room, largest, copies, without)
     return Batch(
