@@ -68,7 +68,7 @@ def as_on_a_gpu() -> None:
     CPUAttentionBackend.customize_spec = TritonAttentionBackend.customize_spec
     choose = CpuPlatform.get_attn_backend_cls.__func__
 
-    def dense(cls: type, selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
+    def dense(cls: Any, /, selected_backend: Any, attn_selector_config: Any, **named: Any) -> Any:
         plain = attn_selector_config._replace(use_sparse=False)
         return choose(cls, selected_backend, plain, **named)
 
