@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tiered_kv import KEY_BYTES, Namespace, TieredStore
@@ -34,6 +34,21 @@ class Plan:
 def part(keys: bytes, first: int, stop: int) -> bytes:
     """The keys of blocks `first` to `stop`."""
     return keys[first * KEY_BYTES : stop * KEY_BYTES]
+
+
+def leading(statuses: Sequence[str], wanted: Collection[str]) -> int:
+    """Number of leading statuses that are wanted ones."""
+    return next((at for at, each in enumerate(statuses) if each not in wanted), len(statuses))
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens that two sequences share."""
+    shared = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        shared += 1
+    return shared
 
 
 @dataclass(frozen=True)

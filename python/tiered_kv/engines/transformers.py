@@ -40,7 +40,7 @@ from tiered_kv.engines._fingerprint import weights_fingerprint as fingerprint
 from tiered_kv.engines._grid import Grid, exact_digests, make_grid
 from tiered_kv.engines._identity import namespace_spec, numerics
 from tiered_kv.engines._inspect import inspect_model
-from tiered_kv.engines._plan import Plan, Planner, part
+from tiered_kv.engines._plan import Plan, Planner, common_prefix, leading, part
 from tiered_kv.engines._result import TIER_NAMES, GenerationResult, Restored, make_result
 from tiered_kv.engines._runner import Run, Runner, Stopped
 from tiered_kv.torch import as_buffer
@@ -262,7 +262,7 @@ class TransformersEngine:
         prompt, grid = self._prepare(segments, max_new_tokens)
         async with self._lock:
             await self._reserve(len(prompt) + max_new_tokens)
-            shared = _common_prefix(self._runner.resident, prompt) // self._tokens_per_block
+            shared = common_prefix(self._runner.resident, prompt) // self._tokens_per_block
             blocks = grid.last_end_within(min(shared, grid.reusable_blocks))
             while blocks and not self._runner.resumable(blocks * self._tokens_per_block):
                 blocks = grid.last_end_within(blocks - 1)
@@ -445,20 +445,23 @@ class TransformersEngine:
         ]
         # Behind a window a block needs no parent: the first ones may be evicted first.
         chain = not self._geometry.windowed
-        taken = 0
+        taken = done = 0
         while True:
+            at = first + done
             report = await self._store.put(
                 namespace,
-                part(keys, first, first + count),
-                as_buffer(rows),
-                parent=part(keys, first - 1, first) if first and chain else None,
-                depth=first,
+                part(keys, at, first + count),
+                as_buffer(rows[done:]),
+                parent=part(keys, at - 1, at) if at and chain else None,
+                depth=at,
                 chain=chain,
-                chunk_ends=ends,
+                chunk_ends=ends[done:],
                 computed=computed,
             )
             taken += report.stored
-            if report.stored + report.exists == count:
+            # Only what was refused is tried again: what was taken may be evicted to make room.
+            done += leading(report.statuses, ("stored", "exists"))
+            if done == count:
                 return taken, True
             if time.monotonic() >= deadline:
                 return taken, False
@@ -480,13 +483,3 @@ class TransformersEngine:
                 with contextlib.suppress(asyncio.CancelledError, Stopped):
                     await asyncio.shield(future)
             raise
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that two sequences share."""
-    shared = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        shared += 1
-    return shared
