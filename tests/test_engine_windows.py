@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import tiny_models
 from tiered_kv import InvalidArgumentError, StoreConfig, TieredStore, UnsupportedError
+from tiered_kv.demo import _naive
 from tiered_kv.engines._arena import ArenaCache
 from tiered_kv.engines._grid import exact_digests, make_grid
 from tiered_kv.engines.transformers import TransformersEngine
@@ -134,6 +135,19 @@ def _poison(engine: Engine) -> None:
             plane.fill_(float("nan"))
 
 
+@pytest.mark.parametrize("name", tiny_models.WINDOWED)
+async def test_the_naive_file_of_the_demo_holds_windows_too(name: str, tmp_path: Path) -> None:
+    async with TieredStore.open(memory()) as store:
+        engine = engine_of(tiny_models.WINDOWED[name], store)
+        document = tiny_models.token_ids(96, seed=7)
+        expected = await warm(engine, document, QUESTION)
+        _naive.save(engine.resident_prefix(96), 96, tmp_path / "naive.pt")
+        segments = [document, QUESTION]
+        run = _naive.answer(engine._model, tmp_path / "naive.pt", "", segments, 4, (), "naive")
+        assert run.reused_tokens == 96
+        assert run.tokens == expected.tokens
+
+
 @pytest.mark.parametrize("build", [tiny_models.mistral, tiny_models.gemma3])
 async def test_only_what_the_window_needs_is_copied(build: Callable[[], Any]) -> None:
     async with TieredStore.open(memory()) as store:
@@ -216,7 +230,8 @@ async def test_a_block_that_goes_between_lookup_and_load_is_a_smaller_hit(
         engine = engine_of(build, store, chunk_tokens=BLOCK)
         expected = await warm(engine, prompt)
         space = store.namespace(engine.namespace_spec())
-        get, calls = store.get, []
+        get = store.get
+        calls: list[int] = []
 
         async def late(ns: Any, keys: bytes, **options: Any) -> Any:
             if not calls:
