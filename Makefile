@@ -46,8 +46,8 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model crash soak lint bench docs lock \
-	clean FORCE
+.PHONY: help build demo test test-rust test-python test-model crash crash-power soak lint bench \
+	docs lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,10 @@ test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
 crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
 	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \
 		--report ../build/reports/crash.json
+
+crash-power: $(CORE) ## The same in a guest whose disk loses power; ROUNDS=20 takes 10 minutes.
+	cd tests && ../$(BIN)/python -m crash.power --rounds $(ROUNDS) --seed $(SEED) \
+		--report ../build/reports/crash-power.json
 
 soak: $(CORE) ## Keep a store under load and faults for MINUTES, and see that nothing grows.
 	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) \

@@ -1,4 +1,4 @@
-"""`make crash-power`: the same load in a guest, whose emulator is killed and whose disk loses power.
+"""`make crash-power`: the load in a guest, whose emulator is killed and whose disk loses power.
 
 A round: the guest boots, is under load until a random moment, its emulator gets a SIGKILL, and the
 disk keeps a random part of what was not flushed. The next guest boots on what is left, repairs the
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class Job:
 def latest(home: Path) -> int:
     """The time of the last line that a guest logged."""
     events = [event["unix_ns"] for event in lines(home / "events.jsonl")]
-    return max([0, *events, *(line["t"] for line in lines(home / "work.jsonl"))])
+    work = [line["t"] for line in lines(home / "work.jsonl")]
+    return int(max([0, *events, *work]))
 
 
 class Machine:
@@ -62,13 +64,15 @@ class Machine:
 
     Args:
         home: the directory that the guests share with this process.
+        initrd: what the guests start with.
         drives: directories of the store.
         accelerator: of the emulator.
         seed: of the disk's delays.
     """
 
-    def __init__(self, home: Path, drives: int, accelerator: str, seed: int) -> None:
+    def __init__(self, home: Path, initrd: Path, drives: int, accelerator: str, seed: int) -> None:
         self.home = home
+        self.initrd = initrd
         self.drives = drives
         self.accelerator = accelerator
         for number in range(drives):
@@ -86,18 +90,21 @@ class Machine:
         seen_file.unlink(missing_ok=True)
         said = job.__dict__ | {"after": latest(self.home)}
         (self.home / "job.json").write_text(json.dumps(said))
-        opened = self._opened()
-        guest = vm.start(self.home, self.socket, self.accelerator)
+        opened = self._logged("opened")
+        guest = vm.start(self.home, self.initrd, self.socket, self.accelerator)
         try:
             seen = None
             if job.end is not None:
                 self._wait(guest, seen_file.exists, BOOT_S + CHECK_S, "checked the store")
                 seen = json.loads(seen_file.read_text())
             if job.seed is not None:
-                # Once in ten rounds the store is opening, or has hardly opened, at the cut.
+                # Once in ten rounds the store is opening, or has hardly opened, at the cut; a new
+                # one has something to lose first.
                 early = job.end is not None and rng.random() < 0.1
-                if not early:
-                    self._wait(guest, lambda: self._opened() > opened, BOOT_S, "opened its store")
+                if job.end is None:
+                    self._wait(guest, lambda: self._logged("durable") > 0, BOOT_S, "stored blocks")
+                elif not early:
+                    self._wait(guest, lambda: self._logged("opened") > opened, BOOT_S, "opened")
                 time.sleep(rng.uniform(0.0, EARLY_S if early else LOAD_S))
                 if guest.poll() is not None:
                     raise GuestError(f"the load ended by itself:\n{vm.told(self.home)}")
@@ -107,10 +114,12 @@ class Machine:
         self.server.settle()
         return seen, self.disk.cut(rng)
 
-    def _opened(self) -> int:
-        return sum(line["do"] == "opened" for line in lines(self.home / "work.jsonl"))
+    def _logged(self, what: str) -> int:
+        return sum(line["do"] == what for line in lines(self.home / "work.jsonl"))
 
-    def _wait(self, guest: subprocess.Popen[bytes], done: Any, for_s: float, what: str) -> None:
+    def _wait(
+        self, guest: subprocess.Popen[bytes], done: Callable[[], bool], for_s: float, what: str
+    ) -> None:
         until = time.monotonic() + for_s
         while not done():
             if guest.poll() is not None or time.monotonic() > until:
@@ -144,10 +153,11 @@ class Run:
 
     def rounds(self, rounds: int) -> None:
         """Runs disks of `FRESH_EVERY` rounds until that many have been run, or one failed."""
+        initrd = vm.build(self.where)
         for first in range(0, rounds, FRESH_EVERY):
             drives = 1 + first // FRESH_EVERY % 2
             home = self.where / f"store{first}"
-            machine = Machine(home, drives, self.accelerator, self.seed + first)
+            machine = Machine(home, initrd, drives, self.accelerator, self.seed + first)
             try:
                 good = self._disk(machine, first, min(FRESH_EVERY, rounds - first))
             finally:
@@ -210,12 +220,15 @@ def main() -> int:
     if why is not None:
         print(f"crash-power: skipped: {why}")
         return 0
-    vm.build()
     with tempfile.TemporaryDirectory(prefix="tiered-kv-power-", dir=args.dir) as where:
         run = Run(Path(where), args.seed, args.accelerator)
-        run.rounds(args.rounds)
-        if not run.good and args.dir:
-            shutil.copytree(where, args.dir / "failed", dirs_exist_ok=True)
+        try:
+            run.rounds(args.rounds)
+        except (GuestError, RuntimeError) as fault:
+            sys.exit(f"crash-power: {fault}")
+        finally:
+            if not run.good and args.dir:
+                shutil.copytree(where, args.dir / "failed", dirs_exist_ok=True)
     report = json.dumps(run.report())
     print(report)
     if args.report:
