@@ -87,7 +87,7 @@ crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check eve
 	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \
 		--report ../build/reports/crash.json
 
-crash-power: $(CORE) ## The same in a guest whose disk loses power; ROUNDS=20 takes 10 minutes.
+crash-power: $(CORE) ## The same in a guest whose drive loses power; half a minute a round and more.
 	cd tests && ../$(BIN)/python -m crash.power --rounds $(ROUNDS) --seed $(SEED) \
 		--report ../build/reports/crash-power.json
 

@@ -89,6 +89,22 @@ def test_an_emulator_reads_writes_and_flushes_over_the_socket(tmp_path: Path) ->
     assert page_of(disk, 1) == b"\x07" * PAGE
 
 
+@pytest.mark.skipif(not shutil.which("qemu-io"), reason="needs qemu-io of the package qemu-utils")
+def test_a_disk_dies_at_the_write_it_was_told_to(tmp_path: Path) -> None:
+    disk = Disk(OLD * 16)
+    server = Server(disk, tmp_path / "nbd", 1)
+    assert not server.die(3, 0.0)
+    asks = [text for page in range(16) for text in ("-c", f"write -P 7 {page * PAGE} 4k")]
+    client = ["qemu-io", "-f", "raw", "-t", "writeback", *asks, f"nbd:unix:{tmp_path}/nbd"]
+    with subprocess.Popen(client, stdout=subprocess.DEVNULL) as process:
+        assert server.dead.wait(60.0)
+        process.kill()
+    server.settle()
+    server.close()
+    assert disk.cut(random.Random(1)).unflushed == 3
+    assert page_of(disk, 3) == OLD
+
+
 @pytest.mark.vm
 @pytest.mark.slow
 def test_case_12_what_was_durable_in_a_guest_outlives_a_power_cut(tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ class Disk:
             self._keep(write)
         self._cache.clear()
 
+    @property
+    def unflushed(self) -> int:
+        """Writes that a cut could take."""
+        return len(self._cache) + len(self._late)
+
     def cut(self, rng: random.Random) -> Cut:
         """The power goes: what was not flushed is kept in part, and the cache is empty."""
         keep = rng.choice((0.0, 0.2, 0.5, 0.8))
@@ -127,6 +132,8 @@ class Server:
     def __init__(self, disk: Disk, path: Path, seed: int) -> None:
         self.disk = disk
         self.fault: Exception | None = None
+        self.dead = threading.Event()
+        self.dies_at: int | None = None
         self._rng = random.Random(seed)
         self._idle = threading.Event()
         self._idle.set()
@@ -135,6 +142,14 @@ class Server:
         self._thread.start()
         listening = asyncio.start_unix_server(self._serve, path)
         self._listener = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10.0)
+
+    def die(self, unflushed: int, within_s: float) -> bool:
+        """Answers nothing more from the moment at which that many writes are not flushed.
+
+        Returns whether that moment came within the time. A client is served again after `settle`.
+        """
+        self.dies_at = unflushed
+        return self.dead.wait(within_s)
 
     def settle(self) -> None:
         """Waits until the client, which has ended, is no longer served.
@@ -146,6 +161,8 @@ class Server:
             raise RuntimeError("the disk's client is still connected")
         if self.fault is not None:
             raise RuntimeError("the disk's server failed") from self.fault
+        self.dies_at = None
+        self.dead.clear()
 
     def close(self) -> None:
         """Takes no more clients and ends the thread."""
@@ -156,7 +173,7 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._idle.clear()
-        session = _Session(self.disk, reader, writer, self._rng)
+        session = _Session(self, reader, writer, self._rng)
         try:
             if await session.negotiate():
                 await session.serve()
@@ -177,12 +194,13 @@ class _Session:
 
     def __init__(
         self,
-        disk: Disk,
+        server: Server,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         rng: random.Random,
     ) -> None:
-        self.disk = disk
+        self.server = server
+        self.disk = server.disk
         self.reader = reader
         self.writer = writer
         self.rng = rng
@@ -233,7 +251,21 @@ class _Session:
                 self._answer(handle, bytes(self.disk.now[offset : offset + length]))
             else:
                 self._write(handle, self.disk.begin(offset, data, bool(flags & _FUA)))
+                if self._dies():
+                    await self._play_dead()
+                    return
             await self.writer.drain()
+
+    def _dies(self) -> bool:
+        limit = self.server.dies_at
+        return limit is not None and self.disk.unflushed >= limit
+
+    async def _play_dead(self) -> None:
+        """Neither does nor answers anything until the client has gone."""
+        self.end()
+        self.server.dead.set()
+        while await self.reader.read(1 << 16):
+            pass
 
     def _write(self, handle: int, write: Write) -> None:
         def done() -> None:
@@ -255,3 +287,4 @@ class _Session:
         """Nothing is answered any more; what was under way stays so."""
         for timer in self.late.values():
             timer.cancel()
+        self.late.clear()

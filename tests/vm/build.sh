@@ -1,6 +1,6 @@
 #!/bin/bash
-# build.sh KERNELS ROOT: makes KERNELS/vmlinuz, and in ROOT what the guest starts with: busybox, modules
-# and `init`. The kernel is Debian's, unpacked in KERNELS once and never installed.
+# build.sh KERNELS ROOT: makes KERNELS/vmlinuz, and in ROOT what the guest starts with: busybox,
+# modules and `init`. The kernel is Debian's, unpacked in KERNELS once and never installed.
 # Needs apt-get, dpkg, kmod and busybox-static.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
