@@ -40,7 +40,7 @@ DIE_S = 3.0
 
 
 class GuestError(Exception):
-    """The guest did not do what it was to do, which says nothing about the store."""
+    """The guest did not do what it was to do; its console says why."""
 
 
 @dataclass
@@ -79,6 +79,7 @@ class Machine:
         for number in range(drives):
             (home / f"drive{number}").mkdir(parents=True)
         self.disk = Disk(vm.make_disk(drives))
+        self.booted_on = bytes(self.disk.kept)
         # A socket's path is short, and a temporary directory's may not be.
         self.scratch = tempfile.TemporaryDirectory(prefix="tkv-disk-")
         self.socket = Path(self.scratch.name) / "nbd"
@@ -87,6 +88,7 @@ class Machine:
 
     def boot(self, job: Job, rng: random.Random) -> tuple[dict[str, Any] | None, Cut]:
         """One guest: what its check saw, and what the cut did that ended it."""
+        self.booted_on = bytes(self.disk.kept)
         seen_file = self.home / "seen.json"
         seen_file.unlink(missing_ok=True)
         said = job.__dict__ | {"after": latest(self.home)}
@@ -168,7 +170,7 @@ class Run:
                 machine.close()
             if not good:
                 print(f"crash-power: seed {self.seed} failed: {home}", file=sys.stderr)
-                (home / "disk.image").write_bytes(machine.disk.kept)
+                (home / "disk.image").write_bytes(machine.booted_on)
                 return
 
     def _disk(self, machine: Machine, first: int, rounds: int) -> bool:
@@ -185,7 +187,7 @@ class Run:
                 self.totals.add(History(before, seen["namespaces"]), seen)
                 if not self.fine:
                     what = seen | {"found": [len(there) for there in seen["found"]]}
-                    print(f"crash-power: round {first + number}: {what}", file=sys.stderr)
+                    print(f"crash-power: round {first + number - 1}: {what}", file=sys.stderr)
                     return False
             if job.seed is not None:
                 self.cuts.append(cut)
