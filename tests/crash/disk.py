@@ -144,7 +144,7 @@ class Server:
         self._listener = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10.0)
 
     def die(self, unflushed: int, within_s: float) -> bool:
-        """Answers nothing more from the moment at which that many writes are not flushed.
+        """Answers nothing more from the moment at which that many writes are not flushed; 0 is now.
 
         Returns whether that moment came within the time. A client is served again after `settle`.
         """
@@ -240,6 +240,9 @@ class _Session:
             if magic != _REQUEST_MAGIC or length > _LONGEST:
                 raise ValueError(f"not a request: {head!r}")
             data = await self.reader.readexactly(length) if kind == _WRITE else b""
+            if self.server.dies_at == 0:
+                await self._play_dead()
+                return
             if kind == _DISCONNECT:
                 return
             if kind == _FLUSH:

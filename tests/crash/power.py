@@ -109,9 +109,7 @@ class Machine:
                 elif not early:
                     self._wait(guest, lambda: self._logged("opened") > opened, BOOT_S, "opened")
                 time.sleep(rng.uniform(0.0, EARLY_S if early else LOAD_S))
-                if rng.random() < 0.7:
-                    # Most moments find the cache empty: the store flushes soon after it writes.
-                    self.server.die(rng.randint(1, 12), DIE_S)
+                self._choose_moment(rng)
                 if guest.poll() is not None:
                     raise GuestError(f"the load ended by itself:\n{vm.told(self.home)}")
         finally:
@@ -119,6 +117,25 @@ class Machine:
             guest.wait()
         self.server.settle()
         return seen, self.disk.cut(rng)
+
+    def _choose_moment(self, rng: random.Random) -> None:
+        """Lets the disk die; most random moments find nothing unflushed and nothing at stake."""
+        match rng.randrange(4):
+            case 0:
+                pass
+            case 1:
+                self.server.die(rng.randint(1, 12), DIE_S)
+            case _:
+                # The guest has just been told that something is durable.
+                self._acknowledged(rng.choice(("durable", "deleted")))
+                self.server.die(0, DIE_S)
+
+    def _acknowledged(self, what: str) -> None:
+        until = time.monotonic() + DIE_S
+        with (self.home / "work.jsonl").open("rb") as log:
+            log.seek(0, 2)
+            while json.dumps(what).encode() not in log.read() and time.monotonic() < until:
+                time.sleep(0.001)
 
     def _logged(self, what: str) -> int:
         return sum(line["do"] == what for line in lines(self.home / "work.jsonl"))
