@@ -49,8 +49,8 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash crash-power soak \
-	lint bench docs lock clean FORCE
+.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash crash-power \
+	soak lint bench docs lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
