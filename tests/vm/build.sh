@@ -24,7 +24,7 @@ mkdir -p "$root"/{bin,lib/modules,proc,sys,dev}
 cp "$(command -v busybox)" "$root/bin/busybox"
 ln -s busybox "$root/bin/sh"
 # ext4 asks for its checksum by name, which no list of dependencies knows.
-for module in virtio_pci 9pnet_virtio 9p crc32c_generic nvme ext4; do
+for module in virtio_pci 9pnet_virtio 9p crc32c_generic virtio_blk ext4; do
   modprobe -d kernel -S "$version" --show-depends "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r module; do
   cp "$module" "$root/lib/modules/"
