@@ -49,8 +49,8 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash soak lint \
-	bench docs paper-figures sizing-vllm lock clean FORCE
+.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash crash-power \
+	soak lint bench docs paper-figures sizing-vllm lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -100,6 +100,10 @@ sim-mutants: ## Plant faults one at a time and see that the simulation finds eac
 crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
 	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \
 		--report ../build/reports/crash.json
+
+crash-power: $(CORE) ## The same in a guest whose drive loses power; half a minute a round and more.
+	cd tests && ../$(BIN)/python -m crash.power --rounds $(ROUNDS) --seed $(SEED) \
+		--report ../build/reports/crash-power.json
 
 soak: $(CORE) ## Keep a store under load and faults for MINUTES, and see that nothing grows.
 	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) \
