@@ -31,6 +31,7 @@ mod io;
 mod log;
 mod machine;
 mod namespace;
+mod op;
 mod open;
 mod owner;
 mod region;
@@ -44,6 +45,7 @@ mod seams;
 mod sim;
 mod stats;
 mod store;
+mod sync;
 #[cfg(test)]
 mod unlocked;
 
@@ -51,13 +53,14 @@ pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
 pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
-pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
+pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, PutReport};
 pub use delete::Delete;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
 pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus, ScrubReport};
 pub use namespace::{Namespace, PutOptions};
+pub use op::Op;
 pub use open::OpenTimes;
 pub use request::{Request, RequestContext};
 pub use reserve::{Reservation, Reserved};
