@@ -16,6 +16,9 @@ ROUNDS ?= 100
 SIGNAL ?= kill
 MINUTES ?= 30
 SEED ?= 1
+SEEDS ?= 1000
+SIM_ARGS ?=
+MUTANT_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -46,13 +49,13 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model crash soak lint bench docs lock \
-	clean FORCE
+.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash soak lint \
+	bench docs lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS,' \
-		'SIGNAL, MINUTES, SEED.'
+		'SIGNAL, MINUTES, SEED, SEEDS.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 
@@ -83,6 +86,17 @@ test-model: $(CORE) ## Drive the store's model test for STEPS steps in all.
 	$(TEST_ENV) TIERED_KV_MODEL_STEPS=$(STEPS) $(BIN)/python -m pytest tests/test_model.py \
 		$(PYTEST_ARGS)
 
+# SEED and STEPS have values for other targets: only those that were given count here.
+given = $(filter command environment override,$(origin $(1)))
+SIM_CARGO := cargo run --quiet --locked -p tiered-kv --features sim --bin tiered-kv-sim --
+
+sim: ## Play SEEDS seeds of the simulation; SEED=x plays one and shows every step.
+	$(SIM_CARGO) $(if $(call given,SEED),--seed $(SEED),--seeds $(SEEDS)) \
+		$(if $(call given,STEPS),--steps $(STEPS)) $(SIM_ARGS)
+
+sim-mutants: ## Plant faults one at a time and see that the simulation finds each.
+	cd tests && $(PYTHON) -m mutants $(MUTANT_ARGS)
+
 crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check every block.
 	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \
 		--report ../build/reports/crash.json
@@ -95,6 +109,8 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,cargo fmt,cargo fmt --all --check)
 	@$(call timed,clippy,$(PYO3_ENV) \
 		cargo clippy --locked --workspace --all-targets -- -D warnings)
+	@$(call timed,clippy of the simulation,cargo clippy --locked -p tiered-kv \
+		--features sim --bins -- -D warnings)
 	@$(call timed,ruff check,$(BIN)/ruff check .)
 	@$(call timed,ruff format,$(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/python -m mypy)

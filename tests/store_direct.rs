@@ -302,6 +302,8 @@ fn with_wait_a_deadline_waits_for_the_device_too() {
     // A step, in which the deadline is seen.
     store.prefetch(&ns, &[]).expect("open");
     assert_eq!(region.slots_used(), 1, "the device has the memory");
+    let slow: Vec<BlockKey> = store.events(0).iter().map(|event| event.key).collect();
+    assert_eq!(slow, keys, "the log says that it was slow");
     let call = call.wait_for(Duration::from_millis(20)).expect_err("the device has the memory");
     disk.shut_reads(false);
     let report = call.wait();

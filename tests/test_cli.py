@@ -226,5 +226,5 @@ def test_a_store_error_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     import tiered_kv
 
     monkeypatch.setattr(tiered_kv, "TieredKvError", _ConfigError, raising=False)
-    assert exits.explain(_ConfigError("`a` is bad")) == (ExitCode.USAGE, "`a` is bad")
-    assert exits.explain(InUseError("x"))[0] is ExitCode.INTERNAL
+    assert exits.error_status(_ConfigError("`a` is bad")) == (ExitCode.USAGE, "`a` is bad")
+    assert exits.error_status(InUseError("x"))[0] is ExitCode.INTERNAL

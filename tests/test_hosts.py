@@ -339,6 +339,9 @@ def test_case_15_the_circuit_opens_and_closes_and_health_says_why(tmp_path: Path
         assert "no read was answered for 0.1 s" in drive["fault"]
         found = store.lookup(ns, keys)
         assert (found.hits, set(store.lookup(ns, keys, mode="each").tiers)) == (0, {253})
+        first = store.explain(ns, keys)["keys"][0]
+        assert (first["residency"], first["cause"]) == ("circuit_open", "circuit_open")
+        assert "not asked until it answers" in first["why"]
         assert store.stats()["misses"]["circuit_open"] == BLOCKS
         gate.open()
         wait_until("recovery", lambda: store.health()["drives"][0]["state"] == "working")

@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from tiered_kv import _core
+from tiered_kv import _core, operator
 from tiered_kv.channel import Channel
+from tiered_kv.errors import InvalidArgumentError
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
 if TYPE_CHECKING:
@@ -259,12 +260,89 @@ class StoreBase:
         """
         return Channel(self._core, self._core.channel(capacity))
 
+    def set_quota(
+        self,
+        ns: _core.Namespace,
+        dram_bytes: int | None = None,
+        nvme_bytes: int | None = None,
+    ) -> bool:
+        """Limits what a namespace may use, from now until the store is closed.
+
+        At its quota a namespace makes room among its own blocks first; where that is not enough its
+        puts are throttled, and what finds no room on the drives stays in memory only. What it uses
+        beyond a lowered quota is evicted.
+
+        Args:
+            ns: The namespace.
+            dram_bytes: Bytes of slots in memory, payloads rounded up to 4 KiB. None: no limit.
+            nvme_bytes: The same on the drives together.
+
+        Returns:
+            Whether it is within the quota now; what is leased, held or not yet written stays till
+            later puts.
+
+        Raises:
+            InvalidArgumentError: A number is out of range, `ns` is of another store, or too many
+                namespaces have a quota.
+            ClosedError: The store is closed.
+        """
+        return self._core.set_quota(ns, dram_bytes, nvme_bytes)
+
+    def namespaces(self) -> list[dict[str, Any]]:
+        """Every namespace that the store knows, also from before it was opened.
+
+        Returns:
+            For each `namespace` (its digest, 32 bytes); `fields` of its specification by name, the
+            salt as a digest, or None where they are not known; `dram_blocks`, `dram_bytes`,
+            `nvme_blocks`, `nvme_bytes`, bytes being those of slots; `dram_quota_bytes` and
+            `nvme_quota_bytes`, None without a quota.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
+        return list(operator.namespaces(self._core.operator()))
+
+    def explain(
+        self,
+        ns: _core.Namespace,
+        keys: Buffer | None = None,
+        *,
+        tokens: Sequence[int] | Buffer | None = None,
+    ) -> dict[str, Any]:
+        """Why the blocks of a prompt are there, or are not. It takes milliseconds.
+
+        Args:
+            ns: The namespace that was asked for.
+            keys: Packed keys, n x 32 bytes. None: those of `tokens`.
+            tokens: The prompt, with which other namespaces are asked for the same blocks as well.
+
+        Returns:
+            `verdict`, the answer in a sentence; `hits`, the leading blocks that are there; `keys`,
+            for each its `key`, `residency` ("dram", "nvme", "loading", "writing", "circuit_open",
+            "absent"), `cause` ("resident", "too_slow", "circuit_open", "writing", "evicted",
+            "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words, and its
+            last `events`; `elsewhere`, other namespaces that have blocks, with the fields in which
+            `ns` differs from them;
+            `since_unix_ns`, how far back the events go, `complete` where that is the open.
+
+        Raises:
+            InvalidArgumentError: Neither `keys` nor `tokens` is given, or one is wrong.
+            ClosedError: The store is closed.
+        """
+        if keys is None:
+            if tokens is None:
+                message = "explain: give `keys` or `tokens`, what was asked for"
+                raise InvalidArgumentError(message, op="explain")
+            keys = ns.keys_from_tokens(tokens)
+        return operator.explain(self._core.operator(), bytes.fromhex(ns.id), keys, tokens=tokens)
+
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
 
         Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; `holds` in force, and the
         `held_bytes` that they keep. With `dram_capacity` 0, `staging_bytes` through which blocks
-        pass, and `staging_used_bytes` of them.
+        pass, and `staging_used_bytes` of them. `namespaces` has usage and quota of the 64 that use
+        most, in the form of `namespaces()` without their fields.
         """
         return self._core.stats()
 

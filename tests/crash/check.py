@@ -13,7 +13,14 @@ from tiered_kv.blocking import TieredStore
 
 from . import load
 
-KNOWN_FILES = {"LOCK", "superblock.tkv", "journal.tkv", "checkpoint.tkv", "attach.sock"}
+KNOWN_FILES = {
+    "LOCK",
+    "superblock.tkv",
+    "journal.tkv",
+    "checkpoint.tkv",
+    "attach.sock",
+    "namespaces.json",
+}
 PAGE_BYTES = 4096
 
 

@@ -14,6 +14,14 @@ from tiered_kv._core._attached import Attached, AttachedHold
 from tiered_kv._core._channel import Channel
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Lease, Leases, Region, Reservation, Slots
+from tiered_kv._core._operator import (
+    Operator,
+    Verify,
+    describe_spec,
+    resize,
+    tenant_digest,
+    token_keys,
+)
 from tiered_kv._core._results import (
     CloseReport,
     DeleteReport,
@@ -40,6 +48,7 @@ __all__ = [
     "Leases",
     "Lookup",
     "Namespace",
+    "Operator",
     "PutOptions",
     "PutReport",
     "Region",
@@ -49,14 +58,19 @@ __all__ = [
     "Slots",
     "StallGate",
     "Store",
+    "Verify",
     "__version__",
     "blake3",
     "blake3_file",
     "default_config",
+    "describe_spec",
     "parse_config",
     "probe_directory",
     "probe_io_uring",
     "probe_memory",
+    "resize",
+    "tenant_digest",
+    "token_keys",
 ]
 
 __version__: str

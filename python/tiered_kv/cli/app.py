@@ -11,11 +11,15 @@ from typing import Annotated
 
 import typer
 
+from tiered_kv.cli.clear import clear, resize
 from tiered_kv.cli.demo import bare_json, demo
 from tiered_kv.cli.doctor import doctor
-from tiered_kv.cli.exits import ExitCode, explain
+from tiered_kv.cli.exits import ExitCode, error_status
+from tiered_kv.cli.explain import explain
 from tiered_kv.cli.info import info
+from tiered_kv.cli.ls import inspect, ls
 from tiered_kv.cli.output import error_line
+from tiered_kv.cli.verify import verify
 
 _EPILOG = (
     "Exit status: 0 done; 1 what was checked does not hold; 2 wrong usage or configuration; "
@@ -53,6 +57,12 @@ def _root(
 app.command()(info)
 app.command()(demo)
 app.command()(doctor)
+app.command()(ls)
+app.command()(inspect)
+app.command()(explain)
+app.command()(verify)
+app.command()(clear)
+app.command()(resize)
 
 
 def _run(args: list[str]) -> int:
@@ -72,7 +82,7 @@ def _run(args: list[str]) -> int:
 def _fail(error: Exception) -> int:
     if os.environ.get("TIERED_KV_TRACEBACK") == "1":
         traceback.print_exception(error)
-    code, message = explain(error)
+    code, message = error_status(error)
     if code is ExitCode.INTERNAL:
         message += " (TIERED_KV_TRACEBACK=1 shows where)"
     error_line(message)

@@ -76,7 +76,7 @@ def is_store_error(error: Exception) -> bool:
     return isinstance(cls, type) and isinstance(error, cls)
 
 
-def explain(error: Exception) -> tuple[ExitCode, str]:
+def error_status(error: Exception) -> tuple[ExitCode, str]:
     """The exit status and the one line for an exception that ended a command."""
     if is_store_error(error):
         return store_error_code(error), str(error)

@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_PIPE_COLUMNS = 240
+
+
 def people(*, as_json: bool) -> Console:
     """The console for people: stdout, or stderr where stdout carries JSON."""
     from rich.console import Console
 
-    return Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False)
+    if not console.is_terminal:
+        # Whoever reads a file or a pipe has no width for which text would have to be cut.
+        console.width = _PIPE_COLUMNS
+    return console
 
 
 def print_json(document: Mapping[str, object]) -> None:

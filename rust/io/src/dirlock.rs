@@ -42,7 +42,7 @@ impl DirLock {
             .custom_flags(flags.bits() as i32)
             .open(dir.join("LOCK"))
             .map_err(failed)?;
-        match lock(&file) {
+        match lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return Err(in_use(dir, &file)),
             Err(err) => {
@@ -58,11 +58,31 @@ impl DirLock {
         written.and_then(|()| file.set_len(text.len() as u64)).map_err(failed)?;
         Ok(Self { _file: ParentOnly::new(file) })
     }
+
+    /// Keeps owners out of a directory for as long as it is read; others may read it too. Writes
+    /// nothing. `None` where there is no lock file, as in a directory that never had an owner.
+    ///
+    /// # Errors
+    /// `InUse`, naming the owner, where it has one; otherwise the operating system's.
+    pub fn observe(dir: &Path) -> Result<Option<Self>> {
+        let failed = |err: io::Error| directory_error(OP, dir, err);
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let path = dir.join("LOCK");
+        let open = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
+        let file = match open {
+            Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(failed)?,
+        };
+        match lock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => Err(in_use(dir, &file)),
+            other => other.map(|()| Some(Self { _file: ParentOnly::new(file) })).map_err(failed),
+        }
+    }
 }
 
-fn lock(file: &File) -> io::Result<()> {
+fn lock(file: &File, how: FlockOperation) -> io::Result<()> {
     loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(file, how) {
             Err(rustix::io::Errno::INTR) => {}
             other => return Ok(other?),
         }
@@ -75,7 +95,11 @@ fn in_use(dir: &Path, file: &File) -> Error {
     let _ = file.take(TEXT_BYTES as u64).read_to_string(&mut text);
     let text: String = text.trim().chars().filter(|char| !char.is_control()).collect();
     let own = format!("pid {},", std::process::id());
+    // Whoever only reads the directory leaves the name of an earlier owner in it.
+    let pid = text.strip_prefix("pid ").and_then(|rest| rest.split(',').next());
+    let gone = pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists());
     let owner = match text.as_str() {
+        _ if gone => "a process that reads it, as `tiered-kv verify` does".to_owned(),
         "" => "another process".to_owned(),
         text if text.starts_with(&own) => format!("this process ({text})"),
         text => format!("another process ({text})"),

@@ -88,13 +88,28 @@ impl MemDisk {
     }
 
     /// The same where single 512-byte sectors may be lost: `keep(write, sector of the write)`.
-    pub fn crash_torn(&self, mut keep: impl FnMut(usize, usize) -> bool) -> Self {
+    pub fn crash_torn(&self, keep: impl FnMut(usize, usize) -> bool) -> Self {
+        let in_order: Vec<usize> = (0..self.unsynced_writes()).collect();
+        self.crash_reordered(&in_order, keep)
+    }
+
+    /// The same where the unsynced writes reached the device in another order: `order` names each
+    /// of them once.
+    ///
+    /// # Panics
+    /// Where it names one that is not there.
+    pub fn crash_reordered(
+        &self,
+        order: &[usize],
+        mut keep: impl FnMut(usize, usize) -> bool,
+    ) -> Self {
         let state = self.state.lock();
         let mut files = state.files.clone();
-        for (number, write) in state.unsynced.iter().enumerate() {
+        for number in order {
+            let write = &state.unsynced[*number];
             let file = files.get_mut(&write.name).expect("removing a file removes its writes");
             for (sector, bytes) in write.bytes.chunks(SECTOR_BYTES).enumerate() {
-                if keep(number, sector) {
+                if keep(*number, sector) {
                     let at = write.offset + sector * SECTOR_BYTES;
                     file.durable[at..at + bytes.len()].copy_from_slice(bytes);
                 }

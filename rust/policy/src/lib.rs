@@ -51,6 +51,8 @@ pub trait Policy: Send {
     fn accessed(&mut self, block: BlockId, now: Nanos);
     /// `block` is no longer resident in `tier`.
     fn removed(&mut self, tier: Tier, block: BlockId);
+    /// `block`, resident in `tier`, is of another shape from now on; nothing else of it changes.
+    fn reshaped(&mut self, tier: Tier, block: BlockId, shape: u32);
     /// Whether `block`, resident in `tier`, may be evicted from it.
     fn set_standing(&mut self, tier: Tier, block: BlockId, standing: Standing);
     /// The candidate of `tier` and of this shape that should go first; `skip` passes over blocks

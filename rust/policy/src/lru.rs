@@ -105,6 +105,17 @@ impl Policy for Lru {
         }
     }
 
+    fn reshaped(&mut self, tier: Tier, block: BlockId, shape: u32) {
+        let Some(state) = self.tiers.get_mut(&tier) else { return };
+        let Some(resident) = state.resident(block) else { return };
+        let old = std::mem::replace(resident, Resident { shape, ..*resident });
+        let new = *resident;
+        if old.standing != Standing::Kept {
+            state.unlist(block, old);
+            state.list(block, new);
+        }
+    }
+
     fn set_standing(&mut self, tier: Tier, block: BlockId, standing: Standing) {
         let Some(state) = self.tiers.get_mut(&tier) else { return };
         let Some(resident) = state.resident(block) else { return };
@@ -170,6 +181,22 @@ mod tests {
         assert_eq!(lru.candidates(Tier::Dram), 2);
         assert_eq!(lru.victim(Tier::Nvme, 1, 0, &mut |_| false), None);
         assert_eq!(lru.victim(Tier::Dram, 2, 0, &mut |_| false), None, "another size class");
+    }
+
+    #[test]
+    fn another_shape_keeps_a_block_s_place() {
+        let mut lru = Lru::new();
+        for block in 0..3 {
+            lru.inserted(Tier::Dram, block, &FACTS, 0);
+            lru.set_standing(Tier::Dram, block, Standing::Candidate);
+        }
+        lru.reshaped(Tier::Dram, 1, 7);
+        lru.reshaped(Tier::Dram, 0, 7);
+        let victim = |lru: &mut Lru, shape| lru.victim(Tier::Dram, shape, 0, &mut |_| false);
+        assert_eq!((victim(&mut lru, 7), victim(&mut lru, 1)), (Some(0), Some(2)));
+        assert_eq!(lru.candidates(Tier::Dram), 3);
+        lru.reshaped(Tier::Nvme, 2, 7);
+        assert_eq!(victim(&mut lru, 1), Some(2), "it is not in that tier");
     }
 
     proptest::proptest! {

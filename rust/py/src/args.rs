@@ -323,6 +323,7 @@ impl PyPutOptions {
             tokens: counts.unwrap_or_default(),
             chunk_ends: chunk_ends.map(truths).transpose()?.unwrap_or_default(),
             computed,
+            tenant: req.map(|req| req.inner.context().tenant.clone()).unwrap_or_default(),
             block_type: match (block_type, req) {
                 (None, Some(req)) => req.inner.context().block_type,
                 (name, _) => self::block_type(py, "put", name)?,

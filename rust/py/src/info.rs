@@ -1,5 +1,6 @@
 //! Statistics, health, events and audits as dictionaries.
 
+use crate::operator;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use tiered_kv::{
@@ -41,6 +42,9 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     all.set_item("orphans", stats.orphans)?;
     all.set_item("blocks", stats.blocks)?;
     all.set_item("calls", stats.calls)?;
+    let row = |one| operator::namespace_row(py, one, false);
+    let namespaces: PyResult<Vec<_>> = stats.namespaces.iter().map(row).collect();
+    all.set_item("namespaces", namespaces?)?;
     Ok(all)
 }
 

@@ -20,6 +20,7 @@ mod hold;
 mod info;
 mod leases;
 mod namespace;
+mod operator;
 mod probe;
 mod queue;
 mod region;
@@ -42,6 +43,10 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(config::parse_config, m)?)?;
     m.add_function(wrap_pyfunction!(digest::blake3, m)?)?;
     m.add_function(wrap_pyfunction!(digest::blake3_file, m)?)?;
+    m.add_function(wrap_pyfunction!(operator::describe_spec, m)?)?;
+    m.add_function(wrap_pyfunction!(operator::resize, m)?)?;
+    m.add_function(wrap_pyfunction!(operator::tenant_digest, m)?)?;
+    m.add_function(wrap_pyfunction!(operator::token_keys, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_directory, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
@@ -55,6 +60,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<namespace::Namespace>()?;
     m.add_class::<region::Region>()?;
     m.add_class::<region::Slots>()?;
+    m.add_class::<operator::Operator>()?;
+    m.add_class::<operator::Verify>()?;
     m.add_class::<reports::CloseReport>()?;
     m.add_class::<reports::DeleteReport>()?;
     m.add_class::<reports::FlushReport>()?;

@@ -45,6 +45,24 @@ struct LayoutArgs {
     slab_bytes: Vec<u64>,
 }
 
+impl SpecArgs {
+    pub(crate) fn spec(self, py: Python<'_>) -> PyResult<NamespaceSpec> {
+        let LayoutArgs { tokens_per_block, layer_groups, head_groups, slab_bytes } = self.layout;
+        let layout = KvLayout::grid(tokens_per_block, layer_groups, head_groups, slab_bytes);
+        Ok(NamespaceSpec {
+            model: self.model,
+            weights: self.weights,
+            kv_dtype: self.kv_dtype,
+            layout: layout.or_raise(py)?,
+            rope: self.rope,
+            lora: self.lora,
+            salt: self.salt,
+            parallel: self.parallel,
+            engine: self.engine,
+        })
+    }
+}
+
 impl Namespace {
     pub(crate) fn open(py: Python<'_>, store: &StoreRef, spec: SpecArgs) -> PyResult<Self> {
         Self::with(py, spec, store.number, |spec| store.store.namespace(spec))
@@ -57,20 +75,8 @@ impl Namespace {
         store: u64,
         open: impl FnOnce(&NamespaceSpec) -> tiered_kv::Result<tiered_kv::Namespace>,
     ) -> PyResult<Self> {
-        let LayoutArgs { tokens_per_block, layer_groups, head_groups, slab_bytes } = spec.layout;
-        let layout = KvLayout::grid(tokens_per_block, layer_groups, head_groups, slab_bytes);
+        let spec = spec.spec(py)?;
         let kv_dtype = spec.kv_dtype.clone();
-        let spec = NamespaceSpec {
-            model: spec.model,
-            weights: spec.weights,
-            kv_dtype: spec.kv_dtype,
-            layout: layout.or_raise(py)?,
-            rope: spec.rope,
-            lora: spec.lora,
-            salt: spec.salt,
-            parallel: spec.parallel,
-            engine: spec.engine,
-        };
         let inner = open(&spec).or_raise(py)?;
         Ok(Self { inner, kv_dtype, store })
     }

@@ -7,6 +7,7 @@ use crate::completion::{About, Done};
 use crate::errors::{OrRaise, invalid};
 use crate::hold::{self, Hold};
 use crate::namespace::{Namespace, SpecArgs};
+use crate::operator::Operator;
 use crate::region::{self, Region, Target};
 use crate::reports::{CloseReport, Lookup, PutReport};
 use crate::request::{ContextArgs, Request};
@@ -16,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use tiered_kv::{Delete, GetOptions, Seams};
+use tiered_kv::{Delete, GetOptions, Quota, Seams};
 
 /// A handle on a core, and the core's number in this process, by which namespaces, holds and
 /// requests tell where they belong.
@@ -418,6 +419,32 @@ impl Store {
     #[getter]
     fn closed(&self) -> bool {
         self.shared.store.is_closed()
+    }
+
+    /// The store as operators see it.
+    fn operator(&self, py: Python<'_>) -> PyResult<Operator> {
+        self.check_process(py, "operator")?;
+        Ok(Operator { inner: self.shared.store.operator() })
+    }
+
+    /// Limits what a namespace may use; returns whether it is within that now.
+    #[pyo3(signature = (ns, dram_bytes=None, nvme_bytes=None))]
+    fn set_quota(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        dram_bytes: Option<&Bound<'_, PyAny>>,
+        nvme_bytes: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<bool> {
+        self.check_ns(py, "set_quota", ns)?;
+        let bytes = |field, value: Option<&Bound<'_, PyAny>>| {
+            value.map(|value| args::whole("set_quota", field, value)).transpose()
+        };
+        let quota = Quota {
+            dram_bytes: bytes("dram_bytes", dram_bytes)?,
+            nvme_bytes: bytes("nvme_bytes", nvme_bytes)?,
+        };
+        py.detach(|| self.shared.store.set_quota(&ns.inner, quota)).or_raise(py)
     }
 
     /// Closes the store; waits without the GIL until everything has drained.

@@ -2,6 +2,7 @@
 
 use crate::io::{JOURNAL, segment_name, segment_number};
 use crate::machine::{DriveId, DriveParts, Event, FoundSegment, Geometry};
+use crate::names::{self, NAMES};
 use crate::seams::Seams;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -16,20 +17,20 @@ use tiered_kv_types::{
     Result, SegmentHeader, StoreConfig, Superblock, Tombstone, hex,
 };
 
-const CHECKPOINT: &str = "checkpoint.tkv";
-const SUPERBLOCK: &str = "superblock.tkv";
+pub(crate) const CHECKPOINT: &str = "checkpoint.tkv";
+pub(crate) const SUPERBLOCK: &str = "superblock.tkv";
 /// What the self-test writes and removes again.
 const SELF_TEST: &str = "selftest.tkv";
 /// Kept free of the capacity for the superblock, the lock and the directory itself.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 /// Most segments of a drive: 16 TiB at 256 MiB each.
-const MAX_SEGMENTS: u64 = 65_536;
+pub(crate) const SEGMENTS_MOST: u64 = 65_536;
 /// Open files that are left to everything but segments, and those of a drive beside them.
 const OTHER_FILES: u64 = 56;
 const FILES_A_DRIVE: u64 = 8;
 /// Pages of the journal: a 64th of the capacity within these bounds.
 const MIN_JOURNAL_PAGES: u64 = 8;
-const MAX_JOURNAL_PAGES: u64 = 256;
+pub(crate) const MAX_JOURNAL_PAGES: u64 = 256;
 
 /// An opened drive.
 pub(crate) struct Drive {
@@ -54,7 +55,7 @@ impl OpenFiles {
     /// What the process' limit leaves to this many drives.
     pub(crate) fn of(drives: usize) -> Self {
         let drives = drives as u64;
-        let most = MAX_SEGMENTS.saturating_mul(drives);
+        let most = SEGMENTS_MOST.saturating_mul(drives);
         let others = OTHER_FILES + drives * FILES_A_DRIVE;
         let left = open_files_limit().map_or(most, |limit| limit.saturating_sub(others));
         Self { left, drives }
@@ -130,7 +131,9 @@ pub(crate) fn open_drive(
 /// A directory without a superblock is taken only if it holds nothing of somebody else's.
 fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let ours = |name: &str| {
-        ["LOCK", JOURNAL, CHECKPOINT, SELF_TEST].contains(&name) || segment_number(name).is_some()
+        name == "LOCK"
+            || [JOURNAL, CHECKPOINT, NAMES, SELF_TEST].contains(&name)
+            || segment_number(name).is_some()
     };
     match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
         None => Ok(()),
@@ -166,7 +169,7 @@ fn create_drive(
     // Refused before anything is changed, so that a corrected configuration finds no leftovers.
     let geometry = geometry_of(config, &superblock, files.share())?;
     for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() || name == JOURNAL || name == CHECKPOINT {
+        if segment_number(&name).is_some() || [JOURNAL, CHECKPOINT, NAMES].contains(&&*name) {
             disk.remove(&name)?;
         }
     }
@@ -182,7 +185,8 @@ fn with_geometry(
     lock: Option<DirLock>,
 ) -> Result<Drive> {
     self_test(disk.as_ref(), &superblock.store)?;
-    let (journal, journal_pages) = open_journal(disk.as_ref(), journal_pages(config))?;
+    let (journal, journal_pages) =
+        open_journal(disk.as_ref(), journal_pages(config.nvme_capacity))?;
     let lock = Mutex::new(lock);
     Ok(Drive { path: dir.to_path_buf(), disk, superblock, geometry, journal, journal_pages, lock })
 }
@@ -223,8 +227,8 @@ fn self_test(disk: &dyn Disk, store: &[u8; 16]) -> Result<()> {
     Err(Error::new(ErrorKind::Io, "self-test", context))
 }
 
-fn journal_pages(config: &StoreConfig) -> u64 {
-    (config.nvme_capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
+fn journal_pages(capacity: u64) -> u64 {
+    (capacity / 64 / PAGE_BYTES).clamp(MIN_JOURNAL_PAGES, MAX_JOURNAL_PAGES)
 }
 
 fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Result<Geometry> {
@@ -235,9 +239,7 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Res
              leave the field out, or name a new directory"
         )));
     }
-    let kept = DIRECTORY_BYTES + journal_pages(config) * PAGE_BYTES;
-    let usable = config.nvme_capacity.saturating_sub(kept);
-    let segments = u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX);
+    let segments = segments_of(config.nvme_capacity, segment_bytes);
     if segments == 0 {
         return Err(config_error(format!(
             "`nvme_capacity` of {} is smaller than one segment of the directory, {segment_bytes} \
@@ -249,14 +251,23 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Res
     Ok(Geometry { segment_bytes, segments, header_stride: superblock.header_stride })
 }
 
+/// Segments of a drive of `capacity` bytes.
+pub(crate) fn segments_of(capacity: u64, segment_bytes: u64) -> u32 {
+    // Twice the names, since they are replaced whole; the least of them fit in the directory's own.
+    let names = 2 * names::file_bytes(capacity) - 2 * names::file_bytes(0);
+    let kept = DIRECTORY_BYTES + names + journal_pages(capacity) * PAGE_BYTES;
+    let usable = capacity.saturating_sub(kept);
+    u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX)
+}
+
 /// Every segment is a file that stays open: what cannot be had then is refused now.
 fn check_segments(segments: u32, files: u64) -> Result<()> {
-    if u64::from(segments) <= files.min(MAX_SEGMENTS) {
+    if u64::from(segments) <= files.min(SEGMENTS_MOST) {
         return Ok(());
     }
     Err(config_error(format!(
         "`nvme_capacity` is cut into {segments} segment files, of which this process may keep \
-         {files} open beside those of the other drives, and {MAX_SEGMENTS} at most: raise its \
+         {files} open beside those of the other drives, and {SEGMENTS_MOST} at most: raise its \
          limit of open files (`ulimit -n`), give less, or make a new directory with larger \
          `segment_bytes`"
     )))
@@ -308,15 +319,35 @@ pub(crate) fn found_segments(
     geometry: &Geometry,
     checkpoint: Option<Checkpoint>,
 ) -> Result<Vec<Event>> {
-    let mut events = Vec::new();
+    let Looked { found, misfits } = look_at_segments(disk, drive, geometry, checkpoint)?;
+    for name in misfits {
+        // Beyond the capacity, or cut short by somebody: its space is given back.
+        tracing::warn!(name, "a segment file does not fit the store: removed");
+        disk.remove(&name)?;
+    }
+    Ok(found.into_iter().map(Event::Found).collect())
+}
+
+/// What the segments of a directory hold, and files that do not fit the geometry.
+pub(crate) struct Looked {
+    pub(crate) found: Vec<FoundSegment>,
+    pub(crate) misfits: Vec<String>,
+}
+
+/// Reads a directory's segments; changes nothing.
+pub(crate) fn look_at_segments(
+    disk: &dyn Disk,
+    drive: DriveId,
+    geometry: &Geometry,
+    checkpoint: Option<Checkpoint>,
+) -> Result<Looked> {
+    let mut looked = Looked { found: Vec::new(), misfits: Vec::new() };
     let mut known = checkpoint.map(by_segment);
     for (name, _) in disk.list()? {
         let Some(segment) = segment_number(&name) else { continue };
         let (file, bytes) = disk.open(&name)?;
         if segment >= geometry.segments || bytes != geometry.segment_bytes {
-            // Beyond the capacity, or cut short by somebody: its space is given back.
-            tracing::warn!(name, bytes, "a segment file does not fit the store: removed");
-            disk.remove(&name)?;
+            looked.misfits.push(name);
             continue;
         }
         let mut found = match &mut known {
@@ -324,9 +355,9 @@ pub(crate) fn found_segments(
             None => read_segment(disk, geometry, segment, file),
         };
         found.drive = drive;
-        events.push(Event::Found(found));
+        looked.found.push(found);
     }
-    Ok(events)
+    Ok(looked)
 }
 
 /// What a checkpoint says of one segment.
@@ -361,7 +392,13 @@ fn by_segment(checkpoint: Checkpoint) -> HashMap<u32, Known> {
     known
 }
 
-fn read_segment(disk: &dyn Disk, geometry: &Geometry, segment: u32, file: FileId) -> FoundSegment {
+/// The header and the table of one segment.
+pub(crate) fn read_segment(
+    disk: &dyn Disk,
+    geometry: &Geometry,
+    segment: u32,
+    file: FileId,
+) -> FoundSegment {
     let mut found =
         FoundSegment { drive: 0, segment, file, header: None, records: Vec::new(), damaged: 0 };
     let read = |offset: u64, len: usize| -> Result<AlignedBuf> {

@@ -29,11 +29,15 @@ mod index;
 mod inspect;
 mod io;
 mod log;
+mod look;
 mod machine;
+mod names;
 mod namespace;
 mod op;
 mod open;
+mod operator;
 mod owner;
+mod quota;
 mod region;
 mod registry;
 mod request;
@@ -41,8 +45,9 @@ mod reserve;
 mod resident;
 mod scrub;
 mod seams;
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, feature = "sim"))]
+#[doc(hidden)]
+pub mod sim;
 mod stats;
 mod store;
 mod sync;
@@ -58,10 +63,17 @@ pub use delete::Delete;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
-pub use machine::{Audit, DeleteReport, FlushReport, HoldId, OpId, PutStatus, ScrubReport};
+pub use machine::{
+    Audit, BlockFilter, BlockRow, Cause, DeleteReport, Explained, Explanation, FlushReport,
+    Happened, HoldId, NamespaceRow, OnNvme, OpId, Page, PutStatus, Quota, ScrubReport, SlabRow,
+    SurveyRow, Usage,
+};
 pub use namespace::{Namespace, PutOptions};
 pub use op::Op;
 pub use open::OpenTimes;
+pub use operator::{
+    BadSlab, CheckpointState, ClosedDrive, ClosedStore, Operator, Resized, Verified, Verify, resize,
+};
 pub use request::{Request, RequestContext};
 pub use reserve::{Reservation, Reserved};
 pub use resident::{Lease, Resident};
@@ -73,5 +85,5 @@ pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
 pub use tiered_kv_types::{
     BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, IoBackend,
     KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry,
-    StoreConfig, Tier, key,
+    StoreConfig, TenantId, Tier, key,
 };

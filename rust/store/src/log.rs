@@ -19,6 +19,8 @@ pub enum LogKind {
     Deleted,
     /// It could not be made durable: it is in memory only.
     Undurable,
+    /// A load of it did not end by the caller's deadline.
+    Slow,
 }
 
 impl LogKind {
@@ -30,6 +32,7 @@ impl LogKind {
             Self::Fault(_) => "fault",
             Self::Undurable => "undurable",
             Self::Deleted => "deleted",
+            Self::Slow => "slow",
         }
     }
 }
@@ -56,11 +59,13 @@ pub(crate) struct EventLog {
     entries: VecDeque<LogEntry>,
     cap: usize,
     next: u64,
+    /// When the store was opened.
+    pub(crate) begun_unix_ns: u64,
 }
 
 impl EventLog {
     pub(crate) fn new(cap: usize) -> Self {
-        Self { entries: VecDeque::new(), cap, next: 0 }
+        Self { entries: VecDeque::new(), cap, next: 0, begun_unix_ns: 0 }
     }
 
     pub(crate) fn push(&mut self, now: Now, kind: LogKind, key: &FullKey, tier: Option<Tier>) {
@@ -74,6 +79,22 @@ impl EventLog {
         }
         let unix_ns = now.unix_ns;
         self.entries.push_back(LogEntry { seq, unix_ns, kind, ns: key.ns, key: key.key, tier });
+    }
+
+    /// The entries, the newest first.
+    pub(crate) fn newest_first(&self) -> impl Iterator<Item = &LogEntry> {
+        self.entries.iter().rev()
+    }
+
+    /// Whether every event since the store was opened is still there.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.next == self.entries.len() as u64
+    }
+
+    /// From when on every event is there.
+    pub(crate) fn since_unix_ns(&self) -> u64 {
+        let first = self.entries.front().filter(|_| !self.is_complete());
+        first.map_or(self.begun_unix_ns, |entry| entry.unix_ns)
     }
 
     /// The entries from number `from` on.

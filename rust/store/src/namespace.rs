@@ -6,7 +6,7 @@ use crate::store::Store;
 use std::time::Duration;
 use tiered_kv_types::{
     BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, KvLayout, NamespaceId,
-    NamespaceSpec, Result, Tier, key,
+    NamespaceSpec, Result, TenantId, Tier, key,
 };
 
 /// A namespace opened in a store.
@@ -36,6 +36,8 @@ pub struct PutOptions {
     pub computed: ComputedBy,
     /// What the blocks hold.
     pub block_type: BlockType,
+    /// The tenant that pays for them, empty for none.
+    pub tenant: String,
     /// How long a block that is throttled may wait for room; not at all where absent.
     pub wait: Option<Duration>,
     /// How long copying may take; the configuration's `put_timeout_s` where absent.
@@ -52,6 +54,7 @@ impl Default for PutOptions {
             chunk_ends: Vec::new(),
             computed: ComputedBy::Prefill,
             block_type: BlockType::Unknown,
+            tenant: String::new(),
             wait: None,
             timeout: None,
         }
@@ -139,6 +142,7 @@ impl Namespace {
         if let Some(tokens) = options.tokens.iter().find(|t| **t == 0 || **t > full) {
             return Err(bad("put", format!("`tokens` holds {tokens}: give 1 to {full} a block")));
         }
+        let tenant = TenantId::of(&options.tenant);
         let mut items = Vec::with_capacity(keys.len());
         let mut parent = options.parent;
         for (at, key) in keys.iter().enumerate() {
@@ -150,7 +154,7 @@ impl Namespace {
                 computed: options.computed,
                 block_type: options.block_type,
             };
-            items.push(PutItem { key: *key, parent, info });
+            items.push(PutItem { key: *key, parent, info, tenant });
             if options.chain {
                 parent = Some(*key);
             }
@@ -191,6 +195,7 @@ impl Store {
                 ),
             )
         })?;
+        self.owner.names.opened(id, spec);
         Ok(Namespace { number, core: self.core.number, id, layout: spec.layout.clone() })
     }
 }

@@ -6,8 +6,10 @@ use crate::call::{Call, CloseReport, Reply};
 use crate::directory::Drive;
 use crate::driver::Core;
 use crate::machine::{Event, Outcome};
+use crate::names::Names;
 use crate::op::Op;
 use crate::open::{OpenTimes, Opened};
+use crate::operator::Jobs;
 use crate::region::Regions;
 use crate::registry;
 use crate::seams::Seams;
@@ -27,6 +29,10 @@ pub(crate) struct Owner {
     pub(crate) arena: Arc<Arena>,
     pub(crate) times: OpenTimes,
     pub(crate) regions: Regions,
+    /// What its namespaces stand for.
+    pub(crate) names: Names,
+    /// Deletes that operators began.
+    pub(crate) jobs: Arc<Jobs>,
     /// The configuration of the handle that opened it.
     pub(crate) config: StoreConfig,
     /// Who listens for other processes, or why nobody does.
@@ -57,6 +63,10 @@ impl Owner {
 
     fn make(config: &StoreConfig, seams: &Seams, claim: Option<u64>) -> Result<Arc<Self>> {
         let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
+        // A simulation has no directory to keep names in.
+        let kept = drives.iter().filter(|_| seams.lock_directory);
+        let (disks, ids) = kept.map(|drive| (drive.disk.clone(), drive.store_id())).unzip();
+        let names = Names::load(disks, ids, config.nvme_capacity, seams);
         let (config, attach) = (config.clone(), OnceLock::new());
         let owner = Arc::new(Self {
             core,
@@ -65,6 +75,8 @@ impl Owner {
             arena,
             times,
             regions: Regions::default(),
+            names,
+            jobs: Arc::default(),
             config,
             attach,
             claim,
@@ -119,6 +131,7 @@ impl Owner {
         let report = op.wait();
         self.core.stop();
         self.write_checkpoints();
+        self.names.finish();
         for drive in &self.drives {
             drive.unlock();
         }

@@ -387,15 +387,24 @@ mod tests {
         let freed = FreedSlots::default();
         let budget = LeaseBudget::new(100, freed.clone());
         let (small, large) = (resident(10, &freed), resident(1000, &freed));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let refused = AtomicU64::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..200_000 {
+                while !done.load(Ordering::Relaxed) {
                     assert!(budget.lease(large.clone()).is_none());
+                    refused.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            for _ in 0..200_000 {
-                assert!(budget.lease(small.clone()).is_some(), "it fits alone");
+            // Both are tried often, and at the same time.
+            let mut kept = true;
+            let mut tried = 0;
+            while tried < 500_000 || refused.load(Ordering::Relaxed) < 500_000 {
+                kept &= budget.lease(small.clone()).is_some();
+                tried += 1;
             }
+            done.store(true, Ordering::Relaxed);
+            assert!(kept, "it fits alone");
         });
         assert_eq!(budget.leased_bytes(), 0);
     }

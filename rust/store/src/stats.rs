@@ -1,5 +1,6 @@
 //! Counters and gauges.
 
+use crate::machine::NamespaceRow;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_types::{MissReason, Tier};
@@ -209,6 +210,8 @@ pub struct Stats {
     pub staging_bytes: u64,
     /// Bytes of it in use.
     pub staging_used_bytes: u64,
+    /// Usage and quota of the namespaces that use most, at most 64, the largest first.
+    pub namespaces: Vec<NamespaceRow>,
     /// Holds in force, and the bytes that they keep.
     pub holds: u64,
     /// Bytes that holds keep.

@@ -11,6 +11,7 @@ pub mod key;
 pub mod layout;
 pub mod namespace;
 pub mod record;
+mod tenant;
 pub mod tier;
 pub mod tombstone;
 
@@ -21,6 +22,7 @@ pub use key::{BlockKey, KEY_BYTES};
 pub use layout::{KvLayout, MAX_SLABS};
 pub use namespace::{NamespaceId, NamespaceSpec};
 pub use record::{FORMAT_VERSION, RecordHeader, SegmentHeader, Superblock};
+pub use tenant::TenantId;
 pub use tier::{BlockInfo, BlockType, ComputedBy, MissReason, Tier};
 pub use tombstone::{Buried, Tombstone};
 

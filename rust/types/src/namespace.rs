@@ -98,6 +98,30 @@ impl NamespaceSpec {
         Ok(NamespaceId(*hasher.finalize().as_bytes()))
     }
 
+    /// Every field by name as text, for people and for comparison; rope parameters are `rope.NAME`,
+    /// and of the salt there is only a digest, since whoever knows it shares bytes.
+    pub fn fields(&self) -> BTreeMap<String, String> {
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let mut fields: BTreeMap<String, String> =
+            self.text_fields().into_iter().map(owned).collect();
+        if !self.salt.is_empty() {
+            let digest = blake3::derive_key("tiered-kv 2026 salt shown v1", self.salt.as_bytes());
+            fields.insert("salt".to_owned(), format!("digest:{}", crate::hex(&digest[..8])));
+        }
+        fields.extend(self.rope.iter().map(|(k, v)| (format!("rope.{k}"), v.clone())));
+        let layout = &self.layout;
+        let sizes: Vec<String> = layout.slab_bytes().iter().map(u64::to_string).collect();
+        for (name, value) in [
+            ("tokens_per_block", layout.tokens_per_block().to_string()),
+            ("layer_groups", layout.layer_groups().to_string()),
+            ("head_groups", layout.head_groups().to_string()),
+            ("slab_bytes", sizes.join(",")),
+        ] {
+            fields.insert(format!("layout.{name}"), value);
+        }
+        fields
+    }
+
     fn text_fields(&self) -> [(&'static str, &str); 7] {
         [
             ("model", &self.model),

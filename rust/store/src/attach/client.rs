@@ -8,6 +8,7 @@ use crate::answers::{Health, Lookup, LookupMode};
 use crate::hold::{GroupRule, hybrid_position};
 use crate::machine::HoldId;
 use crate::namespace::Namespace;
+use crate::operator::{Question, Reply};
 use crate::stats::Stats;
 use crate::store::Store;
 use std::path::{Path, PathBuf};
@@ -187,6 +188,12 @@ impl Attached {
     pub fn health(&self) -> Result<Health> {
         self.check_open("health")?;
         self.face.with_link(Link::health).map_err(|fault| fault.error(&self.face.dir))
+    }
+
+    pub(crate) fn operate(&self, question: &Question) -> Result<Reply> {
+        self.check_open("operator")?;
+        let asked = self.face.with_link(|link, until| link.operate(question, until));
+        asked.map_err(|fault| fault.error(&self.face.dir))
     }
 
     /// Whether the owner was there a moment ago. One that is stopped is there.

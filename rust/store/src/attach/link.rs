@@ -5,6 +5,7 @@ use super::remote::{Fault, Remote};
 use crate::answers::{Health, Lookup, LookupMode};
 use crate::machine::HoldId;
 use crate::namespace::Namespace;
+use crate::operator::{Question, Reply};
 use crate::owner::Owner;
 use crate::registry;
 use crate::stats::Stats;
@@ -196,6 +197,17 @@ impl Link {
         };
         match remote.ask(Ask::Stats, until)? {
             Answer::Stats(stats) => Ok(*stats),
+            _ => Err(Fault::Broken),
+        }
+    }
+
+    pub(super) fn operate(&mut self, question: &Question, until: Instant) -> Result<Reply> {
+        let remote = match self.way()? {
+            Here::Local(owner, _) => return owner.answer(question).ok_or(Fault::Broken),
+            Here::Remote(remote) => remote,
+        };
+        match remote.ask(Ask::Operate(question.clone()), until)? {
+            Answer::Operate(reply) => Ok(*reply),
             _ => Err(Fault::Broken),
         }
     }

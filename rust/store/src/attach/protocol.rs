@@ -7,12 +7,13 @@
 
 use crate::answers::{Health, Lookup};
 use crate::index::Residency;
+use crate::operator::{Question, Reply};
 use crate::stats::Stats;
 use serde::{Deserialize, Serialize};
 use tiered_kv_types::{BlockInfo, BlockKey, BlockType};
 
 /// Version of the protocol; both sides must speak the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Longest frame, without its length.
 pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
 /// Most keys of one request.
@@ -90,6 +91,7 @@ pub(super) enum Ask<'a> {
     Release { holds: Vec<u64> },
     Stats,
     Health,
+    Operate(Question),
 }
 
 /// The answer to the request with its number.
@@ -107,6 +109,7 @@ pub(super) enum Answer {
     Released,
     Stats(Box<Stats>),
     Health(Box<Health>),
+    Operate(Box<Reply>),
 }
 
 /// A lookup's result.

@@ -411,6 +411,7 @@ impl Peer {
             }
             Ask::Stats => Answer::Stats(Box::new(owner.stats())),
             Ask::Health => Answer::Health(Box::new(owner.health())),
+            Ask::Operate(question) => Answer::Operate(Box::new(owner.answer(&question)?)),
         })
     }
 }

@@ -1,9 +1,11 @@
 //! Counting everything anew and comparing it with the books.
 
 use super::table::OnDrive;
-use super::{DriveId, Machine, SlotId};
+use super::{DriveId, Machine, SlotId, Usage};
 use std::collections::BTreeSet;
-use tiered_kv_types::round_up_to_page;
+
+/// Namespaces that statistics tell of.
+const STATS_NAMESPACES: usize = 64;
 
 /// The result of a recount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,8 +43,9 @@ impl Machine {
         let mut loading = 0;
         let mut entries = 0;
         let (mut dram_blocks, mut nvme_blocks) = (0, 0);
+        let mut usage = vec![Usage::default(); self.namespaces.len()];
         for (id, block) in self.table.iter() {
-            let slots = block.slabs.iter().map(|(b, _)| round_up_to_page(*b)).sum::<u64>();
+            let slots = block.slot_bytes();
             let key = block.key;
             let mut fault = |what: &str| audit.faults.push(format!("block {id} {key:?}: {what}"));
             let pinned = self.index.pin(&key);
@@ -60,15 +63,20 @@ impl Machine {
                     fault("its key maps elsewhere");
                 }
             }
+            let counted = &mut usage[key.ns as usize];
+            counted.dram_blocks += u64::from(block.in_dram);
+            counted.nvme_blocks += u64::from(block.is_durable());
             dram_blocks += u64::from(block.in_dram);
             nvme_blocks += u64::from(block.is_durable());
             loading += block.bytes() * (u64::from(block.load.is_some()) + u64::from(block.readers));
             dirty += if block.dirty.is_some() { block.bytes() } else { 0 };
             if block.in_dram && !block.doomed {
                 audit.dram_block_bytes += slots;
+                counted.dram_bytes += slots;
             }
             if let OnDrive::Writing(held) | OnDrive::Durable(held) = &block.drive {
                 audit.nvme_block_bytes += slots;
+                counted.nvme_bytes += slots;
                 for slot in held {
                     if !drive_slots.insert((block.home, *slot)) {
                         audit.faults.push(format!("slot {slot:?} is held twice"));
@@ -83,6 +91,7 @@ impl Machine {
             let books = self.loading_bytes;
             audit.faults.push(format!("loading: {loading} counted, {books} in the books"));
         }
+        self.check_usage(&usage, &mut audit);
         self.check_totals(dirty, entries, &mut audit);
         self.check_kin(&mut audit);
         audit
@@ -148,6 +157,7 @@ impl Machine {
             calls: self.ops.len() as u64,
             holds: self.holds.len() as u64,
             held_bytes: self.holds.bytes,
+            namespaces: self.largest_namespaces(STATS_NAMESPACES),
             ..crate::stats::Stats::default()
         };
         let memory = (self.memory.capacity_bytes(), self.memory.used_bytes());

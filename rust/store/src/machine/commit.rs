@@ -55,7 +55,7 @@ impl Machine {
     }
 
     /// The record header of each slab of a block on a drive.
-    fn records_of<'a>(
+    pub(super) fn records_of<'a>(
         &'a self,
         block: &'a Block,
         slots: &'a [SlotId],
@@ -78,7 +78,7 @@ impl Machine {
             stored_unix_ns: block.stored_unix_ns,
             payload_bytes: block.slabs[slab].0,
             checksum: block.slabs[slab].1,
-            tenant: [0; 16],
+            tenant: block.tenant.0,
         })
     }
 
@@ -204,6 +204,7 @@ impl Machine {
         if let OnDrive::Writing(slots) = std::mem::replace(&mut block.drive, OnDrive::None) {
             block.drive = OnDrive::Durable(slots);
             self.nvme_blocks += 1;
+            self.namespaces[block.key.ns as usize].usage.nvme_blocks += 1;
         }
         if block.doomed {
             // Superseded or deleted meanwhile: its header may have been written before that.

@@ -8,6 +8,7 @@
 use super::drive::DriveId;
 use super::{BlockId, Command, Machine, Op, OpId, Outcome};
 use crate::log::LogKind;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use tiered_kv_io::Nanos;
 use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, TOMBSTONES_PER_PAGE, encode_page};
@@ -25,7 +26,7 @@ pub(crate) enum Doomed {
 }
 
 /// How a delete ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeleteReport {
     /// Blocks that were there.
     pub removed: u64,

@@ -17,10 +17,14 @@ impl Machine {
     /// Slots in memory for one block of a namespace: all of its slabs, or none.
     pub(super) fn memory_for(&mut self, ns: u32) -> Option<Filling> {
         let lens: SmallVec<[u64; 1]> = self.layout(ns).slab_bytes().into();
-        self.memory_for_slabs(&lens)
+        self.memory_for_slabs(ns, &lens)
     }
 
-    pub(super) fn memory_for_slabs(&mut self, lens: &[u64]) -> Option<Filling> {
+    pub(super) fn memory_for_slabs(&mut self, ns: u32, lens: &[u64]) -> Option<Filling> {
+        let bytes = lens.iter().map(|len| round_up_to_page(*len)).sum();
+        if !self.has_quota(Tier::Dram, ns, bytes) {
+            return None;
+        }
         let mut filling = Filling::new(self.freed.clone(), self.next_generation);
         for len in lens {
             let class = round_up_to_page(*len);
@@ -32,6 +36,7 @@ impl Machine {
                 tracing::error!(?id, "a free slot is still owned: it is left unused");
                 return None;
             };
+            self.charge_memory(id, ns);
             filling.push(slot, id, *len);
         }
         Some(filling)
@@ -74,24 +79,27 @@ impl Machine {
     ) -> Option<BlockId> {
         let mut first: Option<(f64, BlockId)> = None;
         for shape in 0..self.shapes.len() {
-            if !matches(&self.shapes[shape]) {
+            if !matches(&self.shapes[shape].classes) {
                 continue;
             }
             let shape = u32::try_from(shape).expect("few shapes");
-            let shape = policy_shape(tier, home, shape);
-            let (table, index) = (&self.table, &self.index);
-            let mut busy = |id: BlockId| {
-                tier == Tier::Dram && table.get(id).is_none_or(|b| !index.is_unpinned(&b.key))
-            };
-            let Some(id) = self.policy.victim(tier, shape, self.now.mono, &mut busy) else {
-                continue;
-            };
+            let Some(id) = self.victim_of(tier, home, shape) else { continue };
             let worth = self.policy.worth(tier, id);
             if first.is_none_or(|(least, _)| worth < least) {
                 first = Some((worth, id));
             }
         }
         first.map(|(_, id)| id)
+    }
+
+    /// The block of one shape that should go first.
+    pub(super) fn victim_of(&mut self, tier: Tier, home: DriveId, shape: u32) -> Option<BlockId> {
+        let shape = policy_shape(tier, home, shape);
+        let (table, index) = (&self.table, &self.index);
+        let mut busy = |id: BlockId| {
+            tier == Tier::Dram && table.get(id).is_none_or(|b| !index.is_unpinned(&b.key))
+        };
+        self.policy.victim(tier, shape, self.now.mono, &mut busy)
     }
 
     pub(super) fn evict(&mut self, tier: Tier, id: BlockId) -> bool {
@@ -125,8 +133,10 @@ impl Machine {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = false;
         block.memory.clear();
+        let ns = block.key.ns;
         self.has_left(id);
         self.dram_blocks -= 1;
+        self.usage_of(ns).dram_blocks -= 1;
         self.policy.removed(Tier::Dram, id);
         self.table.count_child(id, Tier::Dram, false);
     }
@@ -164,6 +174,10 @@ impl Machine {
         };
         let (doomed, home) = (block.doomed, usize::from(block.home));
         self.nvme_blocks -= u64::from(durable);
+        let bytes = block.slot_bytes();
+        let usage = self.usage_of(key.ns);
+        usage.nvme_blocks -= u64::from(durable);
+        usage.nvme_bytes -= bytes;
         slots.iter().for_each(|slot| self.drives[home].slots.free(*slot));
         if !doomed {
             self.index.update(&key, |entry| entry.on_nvme = None);

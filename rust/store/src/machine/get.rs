@@ -190,7 +190,7 @@ impl Machine {
         let key = block.key;
         let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
         self.refresh(id);
-        let Some(into) = self.memory_for_slabs(&lens) else {
+        let Some(into) = self.memory_for_slabs(key.ns, &lens) else {
             self.table.get_mut(id).expect("mapped blocks exist").load = None;
             self.refresh(id);
             return false;
@@ -364,11 +364,19 @@ impl Machine {
         get.ended = Some(reason);
         get.loading = 0;
         get.cancel.set(true);
-        let mut given_up = Vec::new();
+        let (mut given_up, mut slow) = (Vec::new(), Vec::new());
         for (key, state) in get.keys.iter().zip(&mut get.states) {
+            if matches!(state, State::Loading | State::Reading) {
+                slow.push(Self::full(get.ns, *key));
+            }
             if matches!(state, State::Loading) {
                 *state = State::Miss(reason);
                 given_up.push(Self::full(get.ns, *key));
+            }
+        }
+        if reason == MissReason::Deadline {
+            for key in &slow {
+                self.log.push(self.now, LogKind::Slow, key, Some(Tier::Nvme));
             }
         }
         given_up.into_iter().for_each(|key| self.stop_waiting(&key, op));

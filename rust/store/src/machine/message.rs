@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use tiered_kv_io::{CancelFlag, FileId, Nanos};
 use tiered_kv_types::{
-    BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, Tier, Tombstone,
+    BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, TenantId, Tier, Tombstone,
 };
 
 /// Number of a call in progress.
@@ -35,6 +35,8 @@ pub(crate) struct PutItem {
     pub(crate) parent: Option<BlockKey>,
     /// What is known of it.
     pub(crate) info: BlockInfo,
+    /// Who pays for it.
+    pub(crate) tenant: TenantId,
 }
 
 /// What became of one block of a put.

@@ -7,6 +7,7 @@
 
 mod alloc;
 mod audit;
+mod census;
 mod circuit;
 mod commit;
 mod delete;
@@ -21,12 +22,19 @@ mod message;
 mod offload;
 mod put;
 mod recover;
+mod relocate;
 mod scrub;
 mod staging;
 mod table;
+mod usage;
 
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
+pub use census::{
+    BlockFilter, BlockRow, Cause, Explained, Explanation, Happened, NamespaceRow, OnNvme, Page,
+    SlabRow, SurveyRow,
+};
+pub(crate) use census::{MAX_EXPLAINED, PAGE_NAMESPACES};
 pub(crate) use circuit::Fault;
 pub use delete::DeleteReport;
 pub(crate) use delete::Doomed;
@@ -34,7 +42,9 @@ pub(crate) use drive::DriveId;
 pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
+pub(crate) use relocate::{SlabMove, SlabPlace};
 pub use scrub::ScrubReport;
+pub use usage::{Quota, Usage};
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
@@ -99,8 +109,26 @@ pub(crate) struct Namespace {
     /// Known once a caller opened the namespace; recovery knows digests only.
     pub(crate) layout: Option<KvLayout>,
     shape: Option<u32>,
+    /// The shape is for this namespace alone, since it has or had a quota.
+    own_shape: bool,
+    pub(crate) usage: Usage,
+    pub(crate) quota: Quota,
     /// Generation of the last epoch: what was begun before it is not published after it.
     epoch: u64,
+}
+
+impl Namespace {
+    fn new(id: NamespaceId) -> Self {
+        Self {
+            id,
+            layout: None,
+            shape: None,
+            own_shape: false,
+            usage: Usage::default(),
+            quota: Quota::default(),
+            epoch: 0,
+        }
+    }
 }
 
 /// A call in progress.
@@ -122,14 +150,15 @@ pub(crate) struct Machine {
     freed: FreedSlots,
     policy: Box<dyn Policy>,
     memory: SlotAllocator,
+    owners: usage::SlotOwners,
     drives: Vec<Drive>,
     groups: Groups,
     journal: delete::Journal,
     table: BlockTable,
     namespaces: Vec<Namespace>,
     ns_by_id: HashMap<NamespaceId, u32, KeyHasher>,
-    /// Size classes of the slabs of a block, one entry for each combination met.
-    shapes: Vec<SmallVec<[u64; 1]>>,
+    /// One entry for each combination met.
+    shapes: Vec<usage::Shape>,
     ops: HashMap<OpId, Op, KeyHasher>,
     timers: BTreeSet<(Nanos, OpId)>,
     /// Blocks that wait to be durable, in the order in which they became visible.
@@ -177,6 +206,7 @@ impl Machine {
             freed: parts.freed,
             policy: parts.policy,
             memory: SlotAllocator::new(parts.memory, false),
+            owners: usage::SlotOwners::default(),
             drives: drives(parts.drives, &parts.limits),
             groups: Groups::default(),
             journal: delete::Journal::new(parts.journal_pages),
@@ -241,6 +271,7 @@ impl Machine {
     /// Takes in what recovery read. What is to be done about it follows with the next step.
     pub(crate) fn recover(&mut self, now: Now, events: Vec<Event>) {
         self.now = now;
+        self.log.begun_unix_ns = now.unix_ns;
         for event in events {
             self.handle(event, &mut Vec::new());
         }
@@ -300,7 +331,7 @@ impl Machine {
     /// Gives slots whose last owner is gone back to the allocator.
     fn reclaim(&mut self) {
         while let Some(slot) = self.freed.pop() {
-            self.memory.free(slot);
+            self.free_memory(slot);
         }
     }
 
@@ -337,9 +368,14 @@ impl Machine {
             return *ns;
         }
         let ns = u32::try_from(self.namespaces.len()).expect("fewer than 2^32 namespaces");
-        self.namespaces.push(Namespace { id, layout: None, shape: None, epoch: 0 });
+        self.namespaces.push(Namespace::new(id));
         self.ns_by_id.insert(id, ns);
         ns
+    }
+
+    /// How many namespaces were met.
+    pub(crate) fn namespaces(&self) -> u32 {
+        u32::try_from(self.namespaces.len()).expect("fewer than 2^32 namespaces")
     }
 
     /// The number of a namespace that was met before.
@@ -368,19 +404,12 @@ impl Machine {
             self.staging_fits(&classes).map_err(|bytes| (tiered_kv_types::Tier::Dram, bytes))?;
         }
         let ns = self.namespace(id);
-        let shape = self.shape(&classes);
+        let owner = self.namespaces[ns as usize].own_shape.then_some(ns);
+        let shape = self.shape(&classes, owner);
         let entry = &mut self.namespaces[ns as usize];
         entry.layout = Some(layout.clone());
         entry.shape = Some(shape);
         Ok(ns)
-    }
-
-    fn shape(&mut self, classes: &[u64]) -> u32 {
-        let at = self.shapes.iter().position(|s| s.as_slice() == classes).unwrap_or_else(|| {
-            self.shapes.push(classes.into());
-            self.shapes.len() - 1
-        });
-        u32::try_from(at).expect("few shapes")
     }
 
     pub(crate) fn namespace_id(&self, ns: u32) -> NamespaceId {

@@ -251,8 +251,13 @@ impl Machine {
         let classes: SmallVec<[u64; 1]> =
             block.slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
         let Some(home) = self.home_of(&block.key) else { return DriveSlots::Full };
+        let (ns, bytes) = (block.key.ns, classes.iter().sum());
         // Counted first, so that making room for a block does not evict its parent.
         self.count_on_drive(id, true);
+        if !self.has_quota(Tier::Nvme, ns, bytes) {
+            self.count_on_drive(id, false);
+            return DriveSlots::Full;
+        }
         let mut slots = SmallVec::new();
         let mut answer = None;
         for class in classes {
@@ -334,7 +339,7 @@ impl Machine {
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.drive = OnDrive::Writing(slots);
         block.home = home;
-        let bytes = block.bytes();
+        let (bytes, charged, ns) = (block.bytes(), block.slot_bytes(), block.key.ns);
         if block.dirty.is_none() {
             // An ancestor that had left the drive: back in the queue until it is durable again.
             let seq = self.next_dirty;
@@ -343,6 +348,7 @@ impl Machine {
             self.dirty.insert(seq, id);
             self.dirty_bytes += bytes;
         }
+        self.usage_of(ns).nvme_bytes += charged;
         self.refresh(id);
         bytes
     }

@@ -294,6 +294,7 @@ impl Machine {
             generation,
             put_id: self.next_put,
             stored_unix_ns: self.now.unix_ns,
+            tenant: item.tenant,
             shape,
             head_groups: layout.head_groups(),
             slabs,
@@ -348,6 +349,7 @@ impl Machine {
             entry.resident = Some(resident);
         });
         self.dram_blocks += 1;
+        self.usage_of(key.ns).dram_blocks += 1;
         self.table.count_child(id, Tier::Dram, true);
     }
 

@@ -10,7 +10,7 @@ use crate::index::FullKey;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tiered_kv_types::{
-    BlockKey, Buried, NamespaceId, RecordHeader, Tier, Tombstone, round_up_to_page,
+    BlockKey, Buried, NamespaceId, RecordHeader, TenantId, Tier, Tombstone, round_up_to_page,
 };
 
 /// Which of the records found is meant: the segment's place among those found, the record's place
@@ -198,7 +198,8 @@ impl Machine {
             generation: first.generation,
             put_id: first.put_id,
             stored_unix_ns: first.stored_unix_ns,
-            shape: self.shape(&classes),
+            tenant: TenantId(first.tenant),
+            shape: self.shape(&classes, None),
             slabs,
             head_groups,
             in_dram: false,
@@ -225,6 +226,9 @@ impl Machine {
         });
         self.table.count_child(id, Tier::Nvme, true);
         self.nvme_blocks += 1;
+        let usage = self.usage_of(key.ns);
+        usage.nvme_blocks += 1;
+        usage.nvme_bytes += classes.iter().sum::<u64>();
         self.counters.recovered += 1;
         self.counters.recovered_bytes += bytes;
         id

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 use std::hash::BuildHasher as _;
 use tiered_kv_io::CancelFlag;
-use tiered_kv_types::{BlockInfo, BlockKey, Tier};
+use tiered_kv_types::{BlockInfo, BlockKey, TenantId, Tier, round_up_to_page};
 
 /// Where a block stands on the drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ pub(crate) struct Block {
     pub(crate) generation: u64,
     pub(crate) put_id: u64,
     pub(crate) stored_unix_ns: u64,
+    /// Who pays for it.
+    pub(crate) tenant: TenantId,
     pub(crate) shape: u32,
     /// Columns of its grid, kept with it: nobody may have opened its namespace.
     pub(crate) head_groups: u16,
@@ -79,6 +81,11 @@ pub(crate) struct Block {
 impl Block {
     pub(crate) fn bytes(&self) -> u64 {
         self.slabs.iter().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// Bytes of its slots.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).sum()
     }
 
     pub(crate) fn is_durable(&self) -> bool {
@@ -177,6 +184,14 @@ impl BlockTable {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
         let number = |i: usize| BlockId::try_from(i).expect("block numbers are u32");
         self.blocks.iter().enumerate().filter_map(move |(i, b)| Some((number(i), b.as_ref()?)))
+    }
+
+    /// The blocks numbered from `from` to `to`, doomed ones left out, and whether there are more.
+    pub(crate) fn page(&self, from: u32, to: u32) -> (impl Iterator<Item = &Block>, bool) {
+        let len = self.blocks.len();
+        let (from, to) = ((from as usize).min(len), (to as usize).min(len));
+        let live = self.blocks[from..to].iter().flatten().filter(|block| !block.doomed);
+        (live, to < len)
     }
 
     /// Whether linking a block of this depth to its parent keeps the chain free of circles, which

@@ -4,7 +4,9 @@ use super::crash_points::bench::{Bench, Order, blank};
 use crate::machine::{Command, Event, Outcome, PutItem};
 use std::sync::Arc;
 use tiered_kv_io::{Disk, MemDisk};
-use tiered_kv_types::{BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId, RecordHeader};
+use tiered_kv_types::{
+    BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId, RecordHeader, TenantId,
+};
 
 fn key(id: u8) -> BlockKey {
     let mut bytes = [0; 32];
@@ -15,7 +17,7 @@ fn key(id: u8) -> BlockKey {
 fn item(id: u8, parent: Option<u8>) -> PutItem {
     let depth = u32::from(parent.is_some());
     let info = BlockInfo { depth, tokens: 16, ..BlockInfo::default() };
-    PutItem { key: key(id), parent: parent.map(key), info }
+    PutItem { key: key(id), parent: parent.map(key), info, tenant: TenantId::NONE }
 }
 
 fn disks() -> Vec<Arc<MemDisk>> {

@@ -1,10 +1,11 @@
 //! The callers' memory in the simulated world: who has it, and that nobody else writes to it.
 
+use super::faults::Fault;
 use super::world::{Call, World};
 use crate::direct::DirectRead;
 use crate::machine::{Command, LoadFault, OpId, SlabRead};
 use std::sync::Arc;
-use tiered_kv_io::{AlignedBuf, CancelFlag, Disk, Region, RegionSlot};
+use tiered_kv_io::{AlignedBuf, CancelFlag, Region, RegionSlot};
 use tiered_kv_types::KvLayout;
 
 /// The caller's memory for one block of a get.
@@ -27,6 +28,8 @@ impl Buffer {
 
 /// What memory of the caller's holds while no call may write to it.
 pub(super) const CANARY: u8 = 0xa5;
+/// As many of them as a slot has bytes, and more.
+static CANARIES: [u8; 16 << 10] = [CANARY; 16 << 10];
 pub(super) const REGION_SLOTS: usize = 24;
 
 impl World {
@@ -64,10 +67,12 @@ impl World {
         let flips = fails && self.draw(2) == 0;
         for (number, mut piece) in pieces.into_iter().enumerate() {
             if !cancel.is_set() {
-                let disk = &self.disks[usize::from(drive)];
                 let bytes = piece.into.as_mut_slice();
-                disk.read_at(piece.file, piece.offset, bytes).expect("the simulated disk reads");
-                bytes[0] ^= u8::from(flips);
+                self.read(drive, piece.file, piece.offset, bytes, fails && !flips);
+                if flips {
+                    bytes[0] ^= 1;
+                    self.struck(Fault::Flipped, || "on its way".into());
+                }
             }
             read.ended(number, piece.into);
         }
@@ -81,7 +86,7 @@ impl World {
     /// Memory that no call uses is as the caller left it.
     pub(super) fn check_canaries(&self) {
         for slot in self.idle.iter().flatten() {
-            let untouched = slot.as_slice().iter().all(|byte| *byte == CANARY);
+            let untouched = slot.as_slice() == &CANARIES[..slot.as_slice().len()];
             assert!(untouched, "seed {}: memory was written after its call ended", self.seed);
         }
     }

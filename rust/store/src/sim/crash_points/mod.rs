@@ -11,7 +11,7 @@ use bench::{Bench, DRIVES, Order, blank};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tiered_kv_io::MemDisk;
-use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy};
+use tiered_kv_types::{BlockInfo, BlockKey, ComputedBy, TenantId};
 use watch::{Counts, Watch, watch};
 
 /// Even and odd keys lie on different drives.
@@ -73,7 +73,7 @@ impl Script {
 
     fn put(&mut self, ns: usize, ids: impl IntoIterator<Item = u8>, computed: ComputedBy) {
         let info = BlockInfo { tokens: 16, computed, ..BlockInfo::default() };
-        let item = |id| PutItem { key: key(ns, id), parent: None, info };
+        let item = |id| PutItem { key: key(ns, id), parent: None, info, tenant: TenantId::NONE };
         let items: Vec<PutItem> = ids.into_iter().map(item).collect();
         let keys: Vec<BlockKey> = items.iter().map(|i| i.key).collect();
         let versions: Vec<u64> = (self.version + 1..).take(keys.len()).collect();

@@ -1,0 +1,1 @@
+"""Mutants of the store, and whether the simulation finds them."""

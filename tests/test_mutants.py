@@ -1,0 +1,39 @@
+"""The list of mutants that `make sim-mutants` plants keeps up with the sources."""
+
+from __future__ import annotations
+
+import pytest
+
+from mutants.__main__ import ROOT, Mutant, mutants, plant
+
+ALL = mutants()
+REQUIRED = {
+    "drop-sync",
+    "skip-checksum-of-loads",
+    "free-slot-under-write",
+    "forget-generation-at-recovery",
+    "skip-tombstones",
+    "forget-one-put-in-a-thousand",
+    "publish-cancelled-load",
+}
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_each_can_be_planted_in_exactly_one_place(mutant: Mutant) -> None:
+    text = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert plant(mutant, text) != text
+
+
+def test_the_list_names_each_once_and_all_that_are_required() -> None:
+    names = [mutant.name for mutant in ALL]
+    assert len(names) == len(set(names))
+    assert {mutant.name for mutant in ALL if mutant.required} >= REQUIRED
+    assert not any(mutant.required and mutant.survives for mutant in ALL)
+
+
+def test_a_text_that_is_gone_or_there_twice_is_refused() -> None:
+    mutant = Mutant(name="m", breaks="b", file="f", old="x", new="y")
+    assert plant(mutant, "axb") == "ayb"
+    for text in ("ab", "xx"):
+        with pytest.raises(ValueError, match="m: its old text occurs"):
+            plant(mutant, text)
