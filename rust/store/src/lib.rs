@@ -54,6 +54,13 @@ mod sync;
 #[cfg(test)]
 mod unlocked;
 
+/// What fuzzing reaches of the inside. Release builds lack it.
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::attach::fuzzing::{message_seeds, messages};
+}
+
 pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
