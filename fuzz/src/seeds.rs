@@ -9,7 +9,7 @@ pub const STORE: [u8; 16] = [0x5a; 16];
 
 const CONFIGS: [&str; 4] = [
     "dram_capacity = \"512MiB\"\nnvme_paths = [\"/a\", \"/b\"]\nnvme_capacity = \"4 GiB\"\n",
-    "load_threads = 3\nio_backend = \"io_uring\"\non_format_mismatch = \"reset\"\nhuge_pages = true",
+    "load_threads = 3\nio_backend = \"io_uring\"\non_format_mismatch = \"reset\"\nhuge_pages=true",
     "dram_capacity = 0\nnvme_paths = \"x\"\nnvme_capacity = 1048576\nsegment_bytes = \"64k\"",
     "1.5GiB",
 ];

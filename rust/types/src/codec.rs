@@ -43,8 +43,8 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-/// Whether all of these bytes are zero, as what a structure does not use has to be: a structure that
-/// reads back is written with the very same bytes.
+/// Whether all of these bytes are zero, as what a structure does not use has to be: one that reads
+/// back is written with the very same bytes.
 pub(crate) fn unused<const N: usize>(bytes: &[u8], ranges: [Range<usize>; N]) -> bool {
     ranges.into_iter().all(|range| bytes[range.clone()] == ZEROS[..range.len()])
 }
