@@ -6,11 +6,10 @@
 
 use crate::machine::DriveId;
 use crate::resident::Resident;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, RwLock};
 use hashbrown::HashMap;
-use parking_lot::RwLock;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// A key and the namespace it lives in; compared whole.

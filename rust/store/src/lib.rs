@@ -33,6 +33,7 @@ mod look;
 mod machine;
 mod names;
 mod namespace;
+mod op;
 mod open;
 mod operator;
 mod owner;
@@ -49,14 +50,22 @@ mod seams;
 pub mod sim;
 mod stats;
 mod store;
+mod sync;
 #[cfg(test)]
 mod unlocked;
+
+/// What fuzzing reaches of the inside. Release builds lack it.
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::attach::fuzzing::{message_seeds, messages};
+}
 
 pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
 pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
-pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
+pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, PutReport};
 pub use delete::Delete;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
@@ -67,6 +76,7 @@ pub use machine::{
     SurveyRow, Usage,
 };
 pub use namespace::{Namespace, PutOptions};
+pub use op::Op;
 pub use open::OpenTimes;
 pub use operator::{
     BadSlab, CheckpointState, ClosedDrive, ClosedStore, Operator, Resized, Verified, Verify, resize,
