@@ -18,12 +18,15 @@
 
 mod answers;
 mod attach;
+mod batch;
 mod call;
 mod delete;
 mod direct;
 mod directory;
 mod driver;
+mod entries;
 mod event_file;
+mod hits;
 mod hold;
 mod index;
 mod inspect;
@@ -65,8 +68,10 @@ pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
 pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
+pub use batch::LeaseBatch;
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, PutReport};
 pub use delete::Delete;
+pub use hits::Found;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};

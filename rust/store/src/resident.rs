@@ -30,6 +30,11 @@ impl Freed {
     pub(crate) fn pop(&self) -> Option<SlotId> {
         self.slots.pop()
     }
+
+    /// So many bytes are leased no more.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.leased.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// Where slots go whose last owner is gone.
@@ -339,11 +344,11 @@ impl Lease {
             if Arc::ptr_eq(books, &resident.freed) {
                 bytes += resident.bytes();
             } else {
-                resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
+                resident.freed.give_back(resident.bytes());
             }
         }
         if let Some(freed) = freed {
-            freed.leased.fetch_sub(bytes, Ordering::Relaxed);
+            freed.give_back(bytes);
         }
     }
 }
@@ -361,7 +366,7 @@ impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
         if let Some(resident) = &self.resident {
-            resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
+            resident.freed.give_back(resident.bytes());
         }
     }
 }

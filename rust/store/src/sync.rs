@@ -2,6 +2,6 @@
 //! place, so that a model puts its own in their stead.
 
 pub(crate) use crossbeam_queue::SegQueue;
-pub(crate) use parking_lot::{Condvar, Mutex, RwLock};
+pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic;

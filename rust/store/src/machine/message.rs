@@ -244,10 +244,10 @@ pub(crate) enum Event {
         doomed: Doomed,
         deadline: Nanos,
     },
-    /// One request's blocks, leaf first.
+    /// One request's blocks, root first; the leaf is accessed first.
     Accessed {
         ns: u32,
-        keys: Vec<BlockKey>,
+        keys: Arc<[BlockKey]>,
     },
     Flush {
         op: OpId,

@@ -427,7 +427,7 @@ impl Machine {
 
     /// One access a block, leaf first.
     fn accessed(&mut self, ns: u32, keys: &[tiered_kv_types::BlockKey]) {
-        for key in keys {
+        for key in keys.iter().rev() {
             if let Some(id) = self.table.id(&Self::full(ns, *key)) {
                 self.policy.accessed(id, self.now.mono);
             }

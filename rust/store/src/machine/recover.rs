@@ -222,7 +222,7 @@ impl Machine {
         let (id, _) = self.table.insert(block);
         self.index.update(&key, |entry| {
             entry.info = info;
-            entry.on_nvme = Some(home);
+            entry.set_on_nvme(Some(home));
         });
         self.table.count_child(id, Tier::Nvme, true);
         self.nvme_blocks += 1;
