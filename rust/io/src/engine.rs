@@ -18,6 +18,8 @@ use crate::region::{ReadInto, Region};
 pub enum Priority {
     /// Somebody waits for it.
     Load,
+    /// The few bytes, or the sync, that all the stores of a group wait for.
+    Commit,
     /// Nobody does.
     Store,
     /// It can wait for all of these.
@@ -228,10 +230,12 @@ impl IoEngine for BlockingEngine {
         self.shared.begin(batch.len());
         let (loads, stores): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|request| request.priority == Priority::Load);
-        for (workers, requests) in [(&self.loads, loads), (&self.stores, stores)] {
-            if let Err(refused) = workers.submit(requests.into_iter()) {
-                refused.for_each(|request| self.shared.refuse(request));
-            }
+        let (commits, stores): (Vec<_>, Vec<_>) =
+            stores.into_iter().partition(|request| request.priority == Priority::Commit);
+        let (loads, stores) =
+            (self.loads.submit(loads.into_iter()), self.stores.submit_with(commits, stores));
+        for request in loads.err().into_iter().flatten().chain(stores.err().into_iter().flatten()) {
+            self.shared.refuse(request);
         }
     }
 

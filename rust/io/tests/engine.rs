@@ -103,17 +103,20 @@ fn case_36_loads_are_served_while_all_store_threads_stall() {
     let arena = arena(8);
     engine.submit((0..3).map(|token| write(100 + token, file, token, 7)).collect());
     has_started.recv().expect("a store has begun");
+    let mut commit = write(103, file, 3, 7);
+    commit.priority = Priority::Commit;
+    engine.submit(vec![write(104, file, 4, 7), commit]);
     engine.submit((0..4).map(|token| load(token, file, token, &arena)).collect());
     let loads: Vec<u64> = (0..4).map(|_| done.recv().expect("a load").token).collect();
     assert_eq!(loads, [0, 1, 2, 3], "only loads, in their order");
     // A load's completion is counted after it was handled, so the loads may still show.
     assert!(engine.in_flight() >= 3, "the stores are still there");
-    for _ in 0..3 {
+    for _ in 0..5 {
         go_on.send(()).expect("a store waits");
     }
     engine.close();
     let stores: Vec<u64> = done.try_iter().map(|done| done.token).collect();
-    assert_eq!(stores, [100, 101, 102]);
+    assert_eq!(stores, [100, 103, 101, 102, 104], "the commit goes before what waits");
     assert_eq!(engine.in_flight(), 0);
 }
 

@@ -4,6 +4,7 @@
 //! never across I/O. The state machine alone writes to it, while it decides, so that the index
 //! never runs ahead of the data: an entry appears after its bytes and checksums are in place.
 
+use crate::found::{in_parallel, recovery_threads};
 use crate::machine::DriveId;
 use crate::resident::Resident;
 use hashbrown::HashMap;
@@ -123,6 +124,8 @@ impl ShutDrives {
 type Shard = RwLock<HashMap<FullKey, Entry, KeyHasher>>;
 
 const SHARDS: usize = 64;
+/// Keys that one thread of a recovery adds before it looks for more.
+const RESTORED_TOGETHER: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(crate) struct ReadIndex {
@@ -139,11 +142,28 @@ impl ReadIndex {
         Self { shards: (0..SHARDS).map(shard).collect(), staging, shut: ShutDrives::default() }
     }
 
-    /// Makes room for so many more keys.
-    pub(crate) fn reserve(&self, keys: usize) {
+    /// Adds `n` keys that are on drives, as a recovery has found them; `found` tells of each. The
+    /// caller's thread does `meanwhile` first.
+    pub(crate) fn restore(
+        &self,
+        n: usize,
+        found: impl Fn(usize) -> (FullKey, BlockInfo, DriveId) + Sync,
+        meanwhile: impl FnOnce(),
+    ) {
+        let add = |chunk: usize| {
+            let begin = chunk * RESTORED_TOGETHER;
+            for at in begin..n.min(begin + RESTORED_TOGETHER) {
+                let (key, info, drive) = found(at);
+                self.update(&key, |entry| {
+                    entry.info = info;
+                    entry.on_nvme = Some(drive);
+                });
+            }
+        };
         for shard in &self.shards {
-            shard.write().reserve(keys / SHARDS + keys / SHARDS / 8);
+            shard.write().reserve(n / SHARDS + n / SHARDS / 8);
         }
+        in_parallel(n.div_ceil(RESTORED_TOGETHER), recovery_threads(), add, meanwhile);
     }
 
     /// What is on a drive counts for nothing while it is shut.

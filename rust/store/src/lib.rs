@@ -24,6 +24,7 @@ mod direct;
 mod directory;
 mod driver;
 mod event_file;
+mod found;
 mod hold;
 mod index;
 mod inspect;

@@ -35,7 +35,8 @@ const OP: &str = "open io_uring";
 /// How an io_uring engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UringConfig {
-    /// Operations that the kernel has at once; 2 to 4096. The rest waits, loads before stores.
+    /// Operations that the kernel has at once; 2 to 4096. The rest waits: loads go first, then
+    /// commits, then stores.
     pub depth: usize,
     /// How many of these may be stores; at least 1, less than `depth`, so that no number of
     /// stores keeps a load waiting.
