@@ -162,6 +162,12 @@ impl<T: Send + 'static> Workers<T> {
         self.shared.work.notify_all();
     }
 
+    /// Waits for all that is queued, and for the threads. Not to be called from one of them.
+    pub(crate) fn end(&self) {
+        self.start_closing();
+        self.wait_closed();
+    }
+
     pub(crate) fn owns_this_thread(&self) -> bool {
         self.shared.state.lock().threads.contains(&std::thread::current().id())
     }

@@ -118,11 +118,11 @@ impl UringEngine {
             let handler = Arc::new(move |request| help(&shared, &inbox, request));
             Workers::new("tkv-help", 1, threads, handler)
         };
-        let helpers = helpers.inspect_err(|_| end(&completions))?;
+        let helpers = helpers.inspect_err(|_| completions.end())?;
         let ring = Workers::new("tkv-ring", 1, threads, Arc::new(|job: Job| job()));
         let ring = ring.inspect_err(|_| {
-            end(&helpers);
-            end(&completions);
+            helpers.end();
+            completions.end();
         })?;
         let mut engine = Self {
             inbox,
@@ -179,12 +179,6 @@ impl UringEngine {
         let refused = |reason: String| Error::new(ErrorKind::Unsupported, OP, reason);
         made.recv().map_err(|_| refused("the ring's thread has panicked".into()))?.map_err(refused)
     }
-}
-
-/// Ends workers that have nothing to do.
-fn end<T: Send + 'static>(workers: &Workers<T>) {
-    workers.start_closing();
-    workers.wait_closed();
 }
 
 /// Performs what the ring cannot.
@@ -246,8 +240,8 @@ impl IoEngine for UringEngine {
         }
         self.ring.wait_closed();
         // Where the ring's thread has panicked nobody has told them.
-        end(&self.helpers);
-        end(&self.completions);
+        self.helpers.end();
+        self.completions.end();
     }
 }
 

@@ -61,8 +61,8 @@ pub(crate) struct Block {
     pub(crate) home: DriveId,
     /// Position in the queue of blocks that wait to be durable.
     pub(crate) dirty: Option<u64>,
-    /// The load in flight, if there is one.
-    pub(crate) load: Option<Load>,
+    /// The load in flight, if there is one; beside the block, of which there are very many.
+    pub(crate) load: Option<Box<Load>>,
     /// Direct reads in flight.
     pub(crate) readers: u32,
     /// It is being read back and verified.
@@ -361,4 +361,11 @@ impl BlockTable {
             *count = if present { *count + 1 } else { *count - 1 };
         });
     }
+}
+    panic!(
+        "{} {} {}",
+        std::mem::size_of::<Option<Block>>(),
+        std::mem::size_of::<(FullKey, crate::index::Entry)>(),
+        std::mem::size_of::<tiered_kv_types::RecordHeader>()
+    );
 }
