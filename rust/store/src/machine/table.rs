@@ -362,10 +362,3 @@ impl BlockTable {
         });
     }
 }
-    panic!(
-        "{} {} {}",
-        std::mem::size_of::<Option<Block>>(),
-        std::mem::size_of::<(FullKey, crate::index::Entry)>(),
-        std::mem::size_of::<tiered_kv_types::RecordHeader>()
-    );
-}
