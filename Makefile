@@ -193,10 +193,11 @@ lint-outside:
 	cargo clippy --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir target \
 		-- -D warnings
 
+# The profile of the core itself: what is measured is what is used, and nothing is built twice.
 bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
 	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
 	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
-	cargo bench --locked $(CARGO_ARGS)
+	$(PYO3_ENV) cargo bench --locked --profile dev --bench store $(CARGO_ARGS)
 	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 paper-figures: $(CORE) ## Run the commands of docs/paper-figures.md and write what they print.

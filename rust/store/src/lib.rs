@@ -26,6 +26,7 @@ mod directory;
 mod driver;
 mod entries;
 mod event_file;
+mod found;
 mod hits;
 mod hold;
 mod index;

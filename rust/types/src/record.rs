@@ -100,6 +100,12 @@ use crate::codec::{Writer, array, triage, u16_at, u32_at, u64_at, unused};
 use crate::layout::MAX_BLOCK_BYTES;
 
 const FLAG_PARENT: u8 = 0x80;
+const SEGMENT_AT: usize = 128;
+
+/// The segment that a header's bytes name, sound or not.
+pub(crate) fn record_segment(bytes: &[u8]) -> u32 {
+    u32_at(bytes, SEGMENT_AT)
+}
 
 impl RecordHeader {
     /// The header's 512 bytes.
@@ -114,7 +120,7 @@ impl RecordHeader {
             w.put(96, &parent.0);
             flags |= FLAG_PARENT;
         }
-        w.put(128, &self.segment.to_le_bytes());
+        w.put(SEGMENT_AT, &self.segment.to_le_bytes());
         w.put(132, &self.slot.to_le_bytes());
         w.put(136, &self.class_epoch.to_le_bytes());
         w.put(140, &self.info.depth.to_le_bytes());
@@ -165,7 +171,7 @@ impl RecordHeader {
                 namespace: NamespaceId(array(bytes, 32)),
                 key: BlockKey(array(bytes, 64)),
                 parent: (flags & FLAG_PARENT != 0).then(|| BlockKey(array(bytes, 96))),
-                segment: u32_at(bytes, 128),
+                segment: record_segment(bytes),
                 slot: u32_at(bytes, 132),
                 class_epoch: u32_at(bytes, 136),
                 info: info.with_flags(flags),
