@@ -53,8 +53,8 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
 .PHONY: help build demo test test-rust test-asan test-models test-fuzz test-python test-model fuzz \
-	sim sim-mutants crash crash-power soak lint bench docs paper-figures sizing-vllm lock clean \
-	FORCE
+	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm lint bench docs paper-figures \
+	lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -168,6 +168,9 @@ crash-power: $(CORE) ## The same in a guest whose drive loses power; half a minu
 soak: $(CORE) ## Keep a store under load and faults for MINUTES, and see that nothing grows.
 	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) \
 		--report ../build/reports/soak.json
+
+sizing-truth: $(CORE) $(DEMO) ## Compare the sizing with all caches of transformers.
+	cd tests && $(TEST_ENV) ../$(BIN)/python -m sizing_truth --report ../build/reports/sizing.json
 
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)
