@@ -118,10 +118,11 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,tidy and licences,$(BIN)/python -m pytest -q \
 		tests/test_tidy.py tests/test_licences.py)
 
+# The profile of the core itself: what is measured is what is used, and nothing is built twice.
 bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
 	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
 	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
-	cargo bench --locked $(CARGO_ARGS)
+	$(PYO3_ENV) cargo bench --locked --profile dev --bench store $(CARGO_ARGS)
 	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.

@@ -18,6 +18,7 @@ mod fork;
 mod mapping;
 mod memdisk;
 mod memory;
+mod parallel;
 mod pool;
 mod posix;
 mod readonly;
@@ -42,6 +43,7 @@ pub use engine::{
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
+pub use parallel::in_parallel;
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use readonly::ReadOnlyDisk;

@@ -4,7 +4,7 @@
 //! never across I/O. The state machine alone writes to it, while it decides, so that the index
 //! never runs ahead of the data: an entry appears after its bytes and checksums are in place.
 
-use crate::found::{in_parallel, recovery_threads};
+use crate::found::recovery_threads;
 use crate::machine::DriveId;
 use crate::resident::Resident;
 use hashbrown::HashMap;
@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tiered_kv_io::in_parallel;
 use tiered_kv_types::{BlockInfo, BlockKey, Tier};
 
 /// A key and the namespace it lives in; compared whole.
