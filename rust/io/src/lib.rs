@@ -42,7 +42,7 @@ pub use engine::{
 };
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
-pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
+pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prepare_table};
 pub use parallel::in_parallel;
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
