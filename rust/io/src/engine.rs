@@ -3,11 +3,12 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tiered_kv_types::{Error, ErrorKind, Result};
 
 use crate::buf::{AlignedBuf, ReadBuf};
+use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
 use crate::pool::{Workers, contained, panic_text};
@@ -74,22 +75,6 @@ pub struct IoRequest {
     pub op: IoOp,
     /// Says whether it is still wanted when its turn comes.
     pub cancel: Option<CancelFlag>,
-}
-
-/// Asks for requests to be dropped that the device does not have yet.
-#[derive(Clone, Debug, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
-
-impl CancelFlag {
-    /// Nobody wants the requests any more, or somebody does again.
-    pub fn set(&self, cancelled: bool) {
-        self.0.store(cancelled, Ordering::Release);
-    }
-
-    /// Whether nobody wants the requests.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// The error of a request that was dropped before the device had it.

@@ -8,12 +8,10 @@ use std::path::{Path, PathBuf};
 use rustix::mm::Advice;
 
 use crate::mapping::HUGE_BYTES;
-use crate::parallel::in_parallel;
+use crate::parallel::{in_parallel, recovery_threads};
 
 /// The piece in which a table's memory is touched; what fits in one is left to its first use.
 const PIECE_BYTES: usize = 16 << 20;
-/// Most threads that touch a table's memory.
-const MOST_TOUCHING: usize = 8;
 
 /// The memory of the machine or of the control group, whichever is less, in bytes.
 pub fn memory_limit_bytes() -> Option<u64> {
@@ -32,10 +30,10 @@ pub fn open_files_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
-/// Gives a large table its memory, huge pages where they are to be had: the table's spare capacity,
-/// which it will fill. Touching fresh memory costs more than to fill it, but several threads can.
-/// A refusal costs speed only.
-pub fn prepare_table<T>(spare: &mut [MaybeUninit<T>]) {
+/// Gives a large table's spare capacity, which it is about to fill, huge pages where they are to be
+/// had. Touching fresh memory costs more than filling it, so several threads do it now. A refusal
+/// costs speed only.
+pub fn prefer_huge_pages<T>(spare: &mut [MaybeUninit<T>]) {
     let range = spare.as_mut_ptr_range();
     let begin = (range.start as usize).next_multiple_of(HUGE_BYTES);
     let end = range.end as usize / HUGE_BYTES * HUGE_BYTES;
@@ -54,13 +52,12 @@ pub fn prepare_table<T>(spare: &mut [MaybeUninit<T>]) {
     }
     let pieces = len.div_ceil(PIECE_BYTES);
     if pieces > 1 {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let touch = |piece: usize| {
             let at = begin + piece * PIECE_BYTES;
             // Kernels before 5.14 do not know it: the table's first use then does the same.
             _ = advise(at, PIECE_BYTES.min(end - at), Advice::LinuxPopulateWrite);
         };
-        in_parallel(pieces, threads.min(MOST_TOUCHING), touch, || {});
+        in_parallel(pieces, recovery_threads(), touch, || {});
     }
 }
 
@@ -141,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn preparing_a_table_changes_nothing_in_it() {
+    fn huge_pages_change_nothing_in_a_table() {
         let mut table: Vec<u64> = Vec::new();
-        prepare_table(table.spare_capacity_mut());
+        prefer_huge_pages(table.spare_capacity_mut());
         table.push(7);
         table.reserve(3 * PIECE_BYTES / 8);
-        prepare_table(table.spare_capacity_mut());
+        prefer_huge_pages(table.spare_capacity_mut());
         table.extend(0..table.capacity() as u64 - 1);
         assert!(table[0] == 7 && table[1..].iter().zip(0..).all(|(value, at)| *value == at));
     }

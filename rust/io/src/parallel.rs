@@ -2,6 +2,14 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// More threads than these wait for memory together.
+const MOST_THREADS: usize = 8;
+
+/// How many threads are of use to a recovery on this machine, which fills large tables.
+pub fn recovery_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS)
+}
+
 /// What `work` makes of every number below `n`, in their order. This thread does `meanwhile` first.
 ///
 /// # Panics

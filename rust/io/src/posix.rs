@@ -18,7 +18,7 @@ use crate::disk::{
     Alignment, DataFile, Descriptors, Disk, FileId, check_name, check_range, not_open, too_large,
     usable,
 };
-use crate::memory::prepare_table;
+use crate::memory::prefer_huge_pages;
 
 /// Files that are not yet, or no longer, part of the store.
 const SCRATCH_PREFIX: &str = ".tmp-";
@@ -203,7 +203,7 @@ impl Disk for PosixDisk {
         let mut bytes = Vec::new();
         // A byte more, so that the end is seen without growing; a refusal is the read's to report.
         if bytes.try_reserve_exact(usize::try_from(len).map_or(0, |len| len + 1)).is_ok() {
-            prepare_table(bytes.spare_capacity_mut());
+            prefer_huge_pages(bytes.spare_capacity_mut());
         }
         file.take(bound).read_to_end(&mut bytes).map_err(|err| self.error(OP, name, err))?;
         if bytes.len() as u64 > max_bytes {

@@ -5,17 +5,10 @@ use crate::io::{segment_name, segment_number};
 use crate::machine::{DriveId, FoundSegment, Geometry};
 use std::collections::HashMap;
 use std::ops::Range;
-use tiered_kv_io::{AlignedBuf, Disk, FileId, in_parallel, prepare_table};
+use tiered_kv_io::{AlignedBuf, Disk, FileId, prefer_huge_pages};
+pub(crate) use tiered_kv_io::{in_parallel, recovery_threads};
 use tiered_kv_types::record::{Decoded, SEGMENT_HEADER_BYTES};
 use tiered_kv_types::{CheckpointView, Error, PAGE_BYTES, RecordHeader, Result, SegmentHeader};
-
-/// Threads that are of use to a recovery: with more it waits for memory.
-const MOST_THREADS: usize = 8;
-
-/// Threads for a recovery on this machine.
-pub(crate) fn recovery_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS)
-}
 
 /// What the segments of a directory hold, and files that do not fit the geometry.
 pub(crate) struct Looked {
@@ -99,7 +92,7 @@ fn by_segment(checkpoint: CheckpointView<'_>, threads: usize) -> Option<HashMap<
     let decode = |number: usize| {
         let run = runs[number].1.clone();
         let mut records = Vec::with_capacity(run.len());
-        prepare_table(records.spare_capacity_mut());
+        prefer_huge_pages(records.spare_capacity_mut());
         for at in run {
             let record = checkpoint.record(at)?;
             records.push((record.slot, record));
@@ -152,7 +145,7 @@ pub(crate) fn read_segment(
         Ok(buf) => {
             let stride = geometry.header_stride as usize;
             found.records.reserve_exact(buf.as_slice().len() / stride);
-            prepare_table(found.records.spare_capacity_mut());
+            prefer_huge_pages(found.records.spare_capacity_mut());
             for (slot, bytes) in buf.as_slice().chunks_exact(stride).enumerate() {
                 let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
                 match RecordHeader::decode(bytes) {

@@ -57,7 +57,8 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let arena = open_arena(&memory, config)?;
     let populate_s = populate.elapsed().as_secs_f64();
     let hasher = KeyHasher::with_seed(seams.entropy.next_u64());
-    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64(), staging));
+    let freed = FreedSlots::default();
+    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64(), staging, freed.clone()));
     let capacity = arena.capacity_bytes();
     let part = |fraction: f64| (capacity as f64 * fraction) as u64;
     let drive_bytes: u64 = drives.iter().map(Drive::slot_bytes).sum();
@@ -70,7 +71,6 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         retry: nanos(config.drive_retry_s),
         scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
-    let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),

@@ -4,7 +4,7 @@
 //! opened again, before anything else is written: one that is there describes exactly what the
 //! segments hold.
 
-use crate::codec::{Writer, array, triage, u32_at};
+use crate::codec::{Writer, array, triage, u32_at, unused};
 use crate::record::{
     Decoded, RECORD_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, record_segment,
 };
@@ -83,7 +83,8 @@ impl<'a> CheckpointView<'a> {
                 .and_then(|(a, b)| a.checked_add(b).map(|sum| (a, sum)));
             let Some((split, len)) = fits else { return Decoded::Damaged };
             let ours = array::<16>(head, 16) == *store;
-            if !ours || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
+            let clean = unused(head, [44..HEAD_BYTES]);
+            if !ours || !clean || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
                 return Decoded::Damaged;
             }
             let (segments, records) = body.split_at(split);

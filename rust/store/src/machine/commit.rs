@@ -224,7 +224,7 @@ impl Machine {
             return;
         }
         let (key, bytes, home) = (block.key, block.bytes(), block.home);
-        self.index.update(&key, |entry| entry.on_nvme = Some(home));
+        self.index.update(&key, |entry| entry.set_on_nvme(Some(home)));
         self.make_clean(id);
         self.admit_to_policy(id, Tier::Nvme);
         self.settle_writers(id, None);

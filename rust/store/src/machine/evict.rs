@@ -204,7 +204,7 @@ impl Machine {
         usage.nvme_bytes -= bytes;
         slots.iter().for_each(|slot| self.drives[home].slots.free(*slot));
         if !doomed {
-            self.index.update(&key, |entry| entry.on_nvme = None);
+            self.index.update(&key, |entry| entry.set_on_nvme(None));
             self.policy.removed(Tier::Nvme, id);
             self.table.count_child(id, Tier::Nvme, false);
         }
@@ -227,7 +227,7 @@ impl Machine {
         self.make_clean(id);
         self.index.update(&key, |entry| {
             entry.resident = None;
-            entry.on_nvme = None;
+            entry.set_on_nvme(None);
             entry.loading = false;
         });
         if self.table.get(id).is_some_and(|b| b.in_dram) {

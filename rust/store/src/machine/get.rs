@@ -5,8 +5,8 @@ use super::{BlockId, Command, GetItem, GetTarget, HoldId, LoadFault, Machine, Op
 use crate::index::FullKey;
 use crate::log::LogKind;
 use crate::resident::{Filled, Resident};
+use crate::sync::Arc;
 use smallvec::SmallVec;
-use std::sync::Arc;
 use tiered_kv_io::{CancelFlag, Nanos};
 use tiered_kv_types::{BlockKey, MissReason, Tier};
 

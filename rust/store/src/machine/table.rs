@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use hashbrown::hash_table::{Entry, HashTable};
 use smallvec::SmallVec;
 use std::hash::BuildHasher as _;
-use tiered_kv_io::{CancelFlag, prepare_table};
+use tiered_kv_io::{CancelFlag, prefer_huge_pages};
 use tiered_kv_types::{BlockInfo, BlockKey, TenantId, Tier, round_up_to_page};
 
 /// Where a block stands on the drive.
@@ -145,7 +145,7 @@ impl BlockTable {
     /// Makes room for so many more blocks.
     pub(crate) fn reserve(&mut self, blocks: usize) {
         self.blocks.reserve(blocks);
-        prepare_table(self.blocks.spare_capacity_mut());
+        prefer_huge_pages(self.blocks.spare_capacity_mut());
         let (table, hasher) = (&self.blocks, &self.hasher);
         self.by_key.reserve(blocks, |id| hasher.hash_one(key_of(table, *id)));
     }

@@ -244,7 +244,7 @@ fn idle_machine(drives: &[ClosedDrive], seams: &Seams) -> Result<Machine> {
     };
     Ok(Machine::new(Parts {
         arena: Arena::new(arena)?,
-        index: Arc::new(ReadIndex::new(seams.entropy.next_u64(), false)),
+        index: Arc::new(ReadIndex::new(seams.entropy.next_u64(), false, FreedSlots::default())),
         freed: FreedSlots::default(),
         policy: Box::new(Lru::new()),
         limits: Limits {

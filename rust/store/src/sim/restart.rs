@@ -243,7 +243,7 @@ pub(super) fn machine(
 ) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
-    let index = Arc::new(ReadIndex::new(1, staging));
+    let index = Arc::new(ReadIndex::new(1, staging, FreedSlots::default()));
     let mut machine = Machine::new(Parts {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),
