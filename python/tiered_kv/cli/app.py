@@ -16,6 +16,7 @@ from tiered_kv.cli.explain import explain
 from tiered_kv.cli.info import info
 from tiered_kv.cli.ls import inspect, ls
 from tiered_kv.cli.output import error_line
+from tiered_kv.cli.plan import run as run_plan
 from tiered_kv.cli.size import run as run_size
 from tiered_kv.cli.verify import verify
 
@@ -70,6 +71,15 @@ app.command()(resize)
 def size(ctx: typer.Context) -> None:
     """Say how many bytes a model's KV cache takes, exactly, and what simpler rules would say."""
     raise typer.Exit(run_size(ctx.args))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def plan(ctx: typer.Context) -> None:
+    """Plan a node: the tokens, requests and minutes of traffic of each tier, the largest batch."""
+    raise typer.Exit(run_plan(ctx.args))
 
 
 def _run(args: list[str]) -> int:

@@ -11,11 +11,15 @@ from tiered_kv.cli.output import error_line
 
 
 def _dispatch(args: list[str]) -> int:
-    # typer takes several times as long to load as a size takes to compute.
+    # typer takes several times as long to load as these take to compute.
     if args[:1] == ["size"]:
         from tiered_kv.cli.size import run as run_size
 
         return run_size(args[1:])
+    if args[:1] == ["plan"]:
+        from tiered_kv.cli.plan import run as run_plan
+
+        return run_plan(args[1:])
     from tiered_kv.cli.app import run
 
     return run(args)

@@ -190,7 +190,9 @@ def _engine(found: Mapping[str, Any] | None) -> Iterator[str]:
     yield f"held by {found['engine']}: {_both(found['bytes_total'])}"
     for group in found["groups"]:
         pages = f", {group['pages']:,} pages of {group['page_bytes']:,} B" if group["pages"] else ""
-        yield f"  {group['kind']} x {group['layers']}: {_both(group['bytes_total'])}{pages}"
+        waste = f", {_both(group['waste_bytes'])} waste" if group["waste_bytes"] else ""
+        layers = f" x {group['layers']}" if group["layers"] else ""
+        yield f"  {group['kind']}{layers}: {_both(group['bytes_total'])}{pages}{waste}"
     for note in found["notes"]:
         yield f"  {note}"
 

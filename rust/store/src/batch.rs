@@ -14,10 +14,9 @@
 use crate::answers::Leases;
 use crate::index::{FullKey, ReadIndex, Residency};
 use crate::resident::{FreedSlots, Lease, Resident};
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Arc, Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tiered_kv_io::Origin;
 use tiered_kv_types::{BlockKey, MissReason, Tier};
 

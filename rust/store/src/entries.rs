@@ -6,7 +6,7 @@
 use crate::index::{FullKey, head};
 use crate::machine::DriveId;
 use crate::resident::Resident;
-use std::sync::Arc;
+use crate::sync::Arc;
 use tiered_kv_types::{BlockInfo, BlockKey};
 
 /// What is known of one key. One of which nothing is known is a free place of a table.

@@ -11,12 +11,12 @@
 
 use crate::batch::Ledger;
 use crate::entries::{Entries, Entry};
+use crate::found::{in_parallel, recovery_threads};
 use crate::machine::DriveId;
 use crate::resident::{FreedSlots, Resident};
-use parking_lot::{RwLock, RwLockReadGuard};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, RwLock, RwLockReadGuard};
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_types::{BlockInfo, BlockKey, KEY_BYTES, Tier};
 
 /// A key and the namespace it lives in; compared whole.
@@ -130,6 +130,9 @@ const TABLES: usize = 16;
 /// Keys that are looked up before a writer is let in.
 pub(crate) const KEYS_A_TURN: usize = 16;
 
+/// Keys that one thread of a recovery adds before it looks for more.
+const RESTORED_TOGETHER: usize = 16 << 10;
+
 /// Where a key is: its group and its table there.
 #[inline]
 fn place(key: &BlockKey) -> (usize, usize) {
@@ -219,14 +222,31 @@ impl ReadIndex {
         Self { groups, staging, shut: ShutDrives::default(), ledger }
     }
 
-    /// Makes room for so many more keys.
-    pub(crate) fn reserve(&self, keys: usize) {
-        let share = keys / (GROUPS * TABLES);
+    /// Adds `n` keys that are on drives, as a recovery has found them; `found` tells of each. The
+    /// caller's thread does `meanwhile` first.
+    pub(crate) fn restore(
+        &self,
+        n: usize,
+        found: impl Fn(usize) -> (FullKey, BlockInfo, DriveId) + Sync,
+        meanwhile: impl FnOnce(),
+    ) {
+        let add = |chunk: usize| {
+            let begin = chunk * RESTORED_TOGETHER;
+            for at in begin..n.min(begin + RESTORED_TOGETHER) {
+                let (key, info, drive) = found(at);
+                self.update(&key, |entry| {
+                    entry.info = info;
+                    entry.set_on_nvme(Some(drive));
+                });
+            }
+        };
+        let share = n / (GROUPS * TABLES);
         for group in &self.groups {
             for table in &mut group.write().0 {
                 table.reserve(share + share / 8);
             }
         }
+        in_parallel(n.div_ceil(RESTORED_TOGETHER), recovery_threads(), add, meanwhile);
     }
 
     /// What is on a drive counts for nothing while it is shut.

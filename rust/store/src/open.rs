@@ -1,8 +1,9 @@
 //! Opening: the directory's identity, its lock, recovery, memory, and the threads.
 
-use crate::directory::{Drive, OpenFiles, found_segments, open_drive};
+use crate::directory::{Drive, OpenFiles, open_drive};
 use crate::driver::{Core, CoreParts};
 use crate::event_file::EventFile;
+use crate::found::{look_at_segments, recovery_threads};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{DriveId, Event, Geometry, Limits, Machine, Now, Parts};
@@ -16,7 +17,7 @@ use tiered_kv_io::{
     choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
-use tiered_kv_types::{Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
+use tiered_kv_types::{CheckpointView, Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
 
 /// Default of T1 where the configuration names none.
 const DEFAULT_DRAM_BYTES: u64 = 4 << 30;
@@ -231,10 +232,14 @@ pub(crate) fn recover(
     let mut pages = 0;
     let mut tables_read = true;
     for (number, drive) in (0..).zip(drives) {
-        let checkpoint = drive.take_checkpoint()?;
-        tables_read &= checkpoint.is_none();
-        let disk = drive.disk.as_ref();
-        events.extend(found_segments(disk, number, &drive.geometry, checkpoint)?);
+        let bytes = drive.take_checkpoint()?;
+        let store = &drive.superblock.store;
+        let checkpoint = bytes.as_deref().and_then(|b| CheckpointView::decode(store, b).valid());
+        let (disk, threads) = (drive.disk.as_ref(), recovery_threads());
+        let looked = look_at_segments(disk, number, &drive.geometry, checkpoint, threads)?;
+        looked.remove_misfits(disk)?;
+        tables_read &= looked.tables_read;
+        events.extend(looked.found.into_iter().map(Event::Found));
         let found = drive.read_journal()?;
         tombstones.extend(found.0);
         pages = found.1.max(pages);

@@ -7,10 +7,9 @@
 //! kernel still reads.
 
 use crate::machine::SlotId;
-use crossbeam_queue::SegQueue;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, SegQueue};
 use smallvec::SmallVec;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_io::{ReadBuf, Slot, SlotMut, copy_checked, crc32c};
 use tiered_kv_types::BlockInfo;
 

@@ -2,12 +2,13 @@
 
 use crate::answers::{GetOptions, Leases, Lookup, LookupMode, OnStall};
 use crate::call::{
-    BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
+    BlockSource, Call, CloseReport, IntoReport, PutReport, Reply, WriteBuf, WriteBufs,
 };
 use crate::driver::{Core, in_caller};
 use crate::index::{KEYS_A_TURN, Residency};
 use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
+use crate::op::Op;
 use crate::owner::{Handle, Owner};
 use crate::request::{Request, RequestContext};
 use crate::seams::Seams;

@@ -17,6 +17,7 @@ from tiered_kv.sizing.spec import KvSpec
 
 ENGINES = {
     "transformers": "tiered_kv.sizing.engines.transformers",
+    "vllm": "tiered_kv.sizing.engines.vllm",
 }
 """Module of each engine."""
 

@@ -56,11 +56,13 @@ def build(
     found = layer_types(fields, arch, count)
     types, more = tuple(found[:count]), found[count:]
     kept = _model(fields, arch, types, dtype)
+    if arch.again is not None:
+        kept += [kept[layer] for layer in arch.again(fields)]
     groups = grouped(list(enumerate(kept)))
     if speculative != "none":
         extra = _extra(fields, arch, types, more, dtype, speculative)
         role = Role.MTP if speculative == "mtp" else Role.EAGLE
-        groups += grouped([(count + at, keeps) for at, keeps in enumerate(extra)], role)
+        groups += grouped([(len(kept) + at, keeps) for at, keeps in enumerate(extra)], role)
     if not groups:
         raise fault(f"{name} keeps nothing: its layers have no cache")
     encoder = fields.maybe("max_source_positions") if arch.cross else None

@@ -125,6 +125,7 @@ class Arch:
         window: The window, where it is not `sliding_window`.
         layers: The number of caches, where it is not `num_hidden_layers`.
         caches_per_layer: Caches of one layer.
+        again: Layers that a pass runs once more, each time with a cache of its own.
         mtp: Fields with the number of layers that predict several tokens.
         note: What a reader of the figures should know.
     """
@@ -142,6 +143,7 @@ class Arch:
     window: Callable[[Fields], int | None] | None = None
     layers: Callable[[Fields], int] | None = None
     caches_per_layer: int = 1
+    again: Callable[[Fields], Sequence[int]] | None = None
     mtp: tuple[str, ...] = (
         "num_nextn_predict_layers",
         "mtp_num_hidden_layers",

@@ -64,9 +64,12 @@ def by_window(layer: Layer) -> Dims:
     count, key, value = heads(layer)
     if not layer.is_sliding:
         return count, key, value
+    own = fields.maybe("swa_head_dim", least=1)
+    if own is not None and not fields.has("v_head_dim"):
+        value = own
     return (
         fields.maybe("swa_num_key_value_heads", least=1) or count,
-        fields.maybe("swa_head_dim", least=1) or key,
+        own or key,
         fields.maybe("swa_v_head_dim", least=1) or value,
     )
 

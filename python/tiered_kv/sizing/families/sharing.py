@@ -1,10 +1,10 @@
-"""Layers that read the keys and values of others: which, for each architecture."""
+"""Layers that read the keys and values of others, and layers that run more than once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tiered_kv.sizing.checks import bad, fault
+from tiered_kv.sizing.checks import bad, count, fault
 from tiered_kv.sizing.fields import Fields
 
 Sources = list[int | None]
@@ -37,3 +37,27 @@ def kv_sources(fields: Fields, types: Sequence[str]) -> Sources:
     if len(found) < len(types):
         raise bad(f"{fields.prefix}kv_source_layers", found, "one entry a layer")
     return [None if source == at else source for at, source in enumerate(found[: len(types)])]
+
+
+def dory_loops(fields: Fields) -> list[int]:
+    """Dory: the middle layers of each loop but the first, unless all loops share a cache."""
+    layers = fields.layers()
+    first = fields.integer("n_input_layers", least=0)
+    end = layers - fields.integer("n_output_layers", least=0)
+    if fields.text("recurrent_kv_cache_mode") == "last_loop":
+        return []
+    return _again(fields, first, end, fields.integer("n_recurrent_loops"))
+
+
+def inkling_loops(fields: Fields) -> list[int]:
+    """Inkling 2: the looped layers of each pass but the first."""
+    own = fields.nested("loop_config")
+    first = own.maybe("core_start") or fields.integer("loop_layer_index_start", least=0)
+    end = own.maybe("core_end") or fields.integer("loop_layer_index_end")
+    return _again(fields, first, end, own.maybe("num_passes") or fields.integer("loop_num_passes"))
+
+
+def _again(fields: Fields, first: int, end: int, passes: int) -> list[int]:
+    if not first <= end <= fields.layers():
+        raise fault(f"the looped layers {first} to {end} are not within `{fields.prefix}layers`")
+    return [*range(first, end)] * (count("loops", passes, least=1, most=1024) - 1)

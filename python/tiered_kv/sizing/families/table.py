@@ -5,6 +5,8 @@ The types of layers, the dimensions and the states are read as transformers 5.24
 
 from __future__ import annotations
 
+import dataclasses
+
 from tiered_kv.sizing.families import dims, encoders, latent, sharing, states
 from tiered_kv.sizing.families import patterns as at
 from tiered_kv.sizing.families.arch import Arch
@@ -41,8 +43,17 @@ _SEQ2SEQ = Arch(cross=True)
 _T5 = Arch(cross=True, dims=encoders.t5_dims)
 _ALIKE = Arch(dims=dims.alike)
 _MIMO = Arch(types=at.mimo, dims=dims.mimo, window=at.mimo_window)
+_HUNYUAN4 = Arch(
+    types=at.all_of("indexed_attention"),
+    attention=latent.latent,
+    index=latent.hunyuan_indexed,
+)
 _MINIMAX_M3 = Arch(types=at.sparse_frequency, special=latent.minimax_m3)
 _DEEPSEEK_V4 = Arch(types=at.deepseek_v4, special=latent.compressed)
+_REFERENCE = Arch(
+    renamed={"reference_sliding_attention": "full_attention"},
+    note="the prompt is kept whole and a window of what is generated: sized as all prompt",
+)
 _BEAM = Arch(types=at.every(6, last=True))
 
 ARCHITECTURES: dict[str, Arch] = {
@@ -60,6 +71,8 @@ ARCHITECTURES: dict[str, Arch] = {
     "xglm": _ALIKE,
     "ctrl": _ALIKE,
     "persimmon": _ALIKE,
+    "kosmos_2_text_model": _ALIKE,
+    "kosmos_2_5_text_model": _ALIKE,
     "gpt_bigcode": Arch(dims=dims.multi_query),
     "falcon": Arch(dims=dims.falcon),
     "RefinedWeb": Arch(dims=dims.falcon),
@@ -76,7 +89,7 @@ ARCHITECTURES: dict[str, Arch] = {
     "qwen2_5_vl_text": _QWEN2,
     "qwen2_5_omni_text": _QWEN2,
     "qwen3": _QWEN2,
-    "qwen3_omni_moe_text": _QWEN2,
+    "qwen3_omni_moe_text": PLAIN,
     "dots1": _QWEN2,
     "deepseek_ocr2_text": _QWEN2,
     "afmoe": Arch(types=at.every(4, "global_attn_every_n_layers")),
@@ -100,6 +113,7 @@ ARCHITECTURES: dict[str, Arch] = {
     "llama4_text": Arch(types=at.llama4),
     "smollm3": Arch(types=at.smollm3),
     "olmo3": Arch(types=at.every(4)),
+    "dory": Arch(types=at.every(4), again=sharing.dory_loops),
     "kolibri1": Arch(types=at.every(5)),
     "beam": _BEAM,
     "cwm": _FULL_FIRST,
@@ -111,7 +125,8 @@ ARCHITECTURES: dict[str, Arch] = {
     "modernbert-decoder": Arch(types=at.modernbert, window=at.half_local),
     "mimo_v2_flash": _MIMO,
     "ministral": Arch(types=at.uniform_window),
-    "unlimited_ocr": PLAIN,
+    "unlimited_ocr": _REFERENCE,
+    "unlimited_ocr_text": _REFERENCE,
     # Latents, with index keys or without.
     "deepseek_v2": _MLA,
     "deepseek_v3": _MLA,
@@ -127,11 +142,8 @@ ARCHITECTURES: dict[str, Arch] = {
     "deepseek_v32": _INDEXED_MLA,
     "glm_moe_dsa": _INDEXED_MLA,
     "axk2": _INDEXED_MLA,
-    "hy_v4": Arch(
-        types=at.all_of("indexed_attention"),
-        attention=latent.latent,
-        index=latent.hunyuan_indexed,
-    ),
+    "hy_v4": _HUNYUAN4,
+    "hy_v4_vl_text": _HUNYUAN4,
     "mistral_large4_text": Arch(
         types=at.all_of("indexed_attention"),
         attention=latent.sometimes_rotary,
@@ -196,11 +208,15 @@ ARCHITECTURES: dict[str, Arch] = {
     "lfm3": Arch(types=at.lfm3, state=states.short_conv),
     "inkling_text": _INKLING,
     "inkling2_text": _INKLING,
+    "inkling2_loop_text": dataclasses.replace(_INKLING, again=sharing.inkling_loops),
     "zaya": Arch(types=at.all_of(at.HYBRID), state=states.zaya),
     # Encoders with decoders, and cross attention to images.
     "t5": _T5,
     "mt5": _T5,
     "umt5": _T5,
+    "pop2piano": _T5,
+    "udop": _T5,
+    "pix2struct_text_model": _T5,
     "longt5": _T5,
     "switch_transformers": _T5,
     "t5gemma": Arch(types=at.every(2), cross=True),
@@ -307,6 +323,14 @@ SEQ2SEQ_TYPES = [
     "speech_to_text",
     "moonshine",
     "trocr",
+    "cohere_asr",
+    "fsmt",
+    "moonshine_streaming",
+    "pp_formulanet_text",
+    "prophetnet",
+    "seamless_m4t",
+    "seamless_m4t_v2",
+    "speecht5",
 ]
 ARCHITECTURES |= dict.fromkeys(PLAIN_TYPES, PLAIN)
 ARCHITECTURES |= dict.fromkeys(SEQ2SEQ_TYPES, _SEQ2SEQ)

@@ -2,9 +2,9 @@
 
 use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, ScrubReport};
 use crate::resident::{Filled, Filling, Resident};
+use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use tiered_kv_io::{CancelFlag, FileId, Nanos};
 use tiered_kv_types::{
     BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, TenantId, Tier, Tombstone,
