@@ -11,6 +11,7 @@ use crate::buf::{AlignedBuf, ReadBuf};
 use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
+use crate::join::{Queued, joins, perform_joined};
 use crate::pool::{Workers, contained, panic_text};
 use crate::region::{ReadInto, Region};
 
@@ -157,8 +158,8 @@ const HANDED_OVER_BYTES: usize = 64 << 10;
 /// Loads have threads of their own, so that no number of stores keeps one waiting. Dropping the
 /// engine closes it.
 pub struct BlockingEngine {
-    loads: Workers<IoRequest>,
-    stores: Workers<IoRequest>,
+    loads: Workers<Queued>,
+    stores: Workers<Queued>,
     completions: Arc<Workers<IoDone>>,
     /// Loads that no thread has taken yet.
     waiting: Arc<AtomicUsize>,
@@ -196,24 +197,33 @@ impl BlockingEngine {
         let load = {
             let (shared, waiting) = (Arc::clone(&shared), Arc::clone(&waiting));
             let completions = Arc::clone(&completions);
-            Arc::new(move |request| {
-                let more = waiting.fetch_sub(1, Ordering::Relaxed) > 1;
-                let mut done = shared.perform(request);
-                if !more || read_bytes(&mut done) < HANDED_OVER_BYTES {
-                    return shared.complete(done);
-                }
-                if let Err(refused) = completions.submit(std::iter::once(done)) {
-                    refused.for_each(|done| shared.complete(done));
+            Arc::new(move |queued: Vec<Queued>| {
+                let n = queued.len();
+                let more = waiting.fetch_sub(n, Ordering::Relaxed) > n;
+                let (joined, requests) = shared.join(queued);
+                // Of what was read at once this thread handles a half, if nothing more waits.
+                let others = if joined { n / 2 } else { n - 1 };
+                for (at, request) in requests.into_iter().enumerate() {
+                    let mut done = shared.end(request, joined);
+                    let gives = more || at < others;
+                    if !gives || read_bytes(&mut done) < HANDED_OVER_BYTES {
+                        shared.complete(done);
+                    } else if let Err(refused) = completions.submit(std::iter::once(done)) {
+                        refused.for_each(|done| shared.complete(done));
+                    }
                 }
             })
         };
         let store = {
             let shared = Arc::clone(&shared);
-            Arc::new(move |request| shared.serve(request))
+            Arc::new(move |queued: Vec<Queued>| {
+                let (joined, requests) = shared.join(queued);
+                requests.into_iter().for_each(|r| shared.complete(shared.end(r, joined)));
+            })
         };
-        let loads = Workers::new("tkv-load", load_threads, threads, load);
+        let loads = Workers::joining("tkv-load", load_threads, threads, joins, load);
         let loads = loads.inspect_err(|_| completions.end())?;
-        let stores = Workers::new("tkv-store", store_threads, threads, store);
+        let stores = Workers::joining("tkv-store", store_threads, threads, joins, store);
         let stores = stores.inspect_err(|_| {
             loads.end();
             completions.end();
@@ -246,10 +256,13 @@ impl IoEngine for BlockingEngine {
         let (commits, stores): (Vec<_>, Vec<_>) =
             stores.into_iter().partition(|request| request.priority == Priority::Commit);
         self.waiting.fetch_add(loads.len(), Ordering::Relaxed);
+        let queued = |requests: Vec<IoRequest>| requests.into_iter().map(Queued::from).collect();
+        let (loads, commits, stores): (Vec<_>, _, _) =
+            (queued(loads), queued(commits), queued(stores));
         let (loads, stores) =
             (self.loads.submit(loads.into_iter()), self.stores.submit_with(commits, stores));
-        for request in loads.err().into_iter().flatten().chain(stores.err().into_iter().flatten()) {
-            self.shared.refuse(request);
+        for queued in loads.err().into_iter().flatten().chain(stores.err().into_iter().flatten()) {
+            self.shared.refuse(queued.request);
         }
     }
 
@@ -312,6 +325,21 @@ impl Shared {
     /// Performs a request through the disk's blocking calls, and answers it.
     pub(crate) fn serve(&self, request: IoRequest) {
         self.complete(self.perform(request));
+    }
+
+    /// Performs requests that were taken together by one call, or says that this was not to be
+    /// had.
+    fn join(&self, queued: Vec<Queued>) -> (bool, Vec<IoRequest>) {
+        let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
+        (perform_joined(&*self.disk, &mut requests), requests)
+    }
+
+    /// Performs a request, unless that was done.
+    fn end(&self, request: IoRequest, done: bool) -> IoDone {
+        if !done {
+            return self.perform(request);
+        }
+        IoDone { token: request.token, op: request.op, result: Ok(()) }
     }
 
     fn perform(&self, request: IoRequest) -> IoDone {

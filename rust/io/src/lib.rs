@@ -4,6 +4,7 @@
 //! that is safe to use: the store above it forbids unsafe code. Clock, randomness, threads and
 //! files are traits, so that a simulation can supply its own.
 
+mod access;
 mod arena;
 mod bitmap;
 mod buf;
@@ -16,6 +17,7 @@ mod dirlock;
 mod disk;
 mod engine;
 mod fork;
+mod join;
 mod mapping;
 mod memdisk;
 mod memory;
@@ -27,6 +29,7 @@ mod region;
 mod socket;
 mod sync;
 mod uring;
+mod vectored;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
 pub use buf::{AlignedBuf, ReadBuf};

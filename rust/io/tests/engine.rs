@@ -98,14 +98,15 @@ fn case_36_loads_are_served_while_all_store_threads_stall() {
     let (go_on, may_go_on) = channel();
     let (started, may_go_on) = (Mutex::new(started), Mutex::new(may_go_on));
     let disk = Arc::new(StalledDisk { inner: MemDisk::new(), started, go_on: may_go_on });
-    let file = disk.create("data", 8 * PAGE).expect("memory");
+    let file = disk.create("data", 16 * PAGE).expect("memory");
     let (engine, done) = engine(disk, 1, 1);
     let arena = arena(8);
-    engine.submit((0..3).map(|token| write(100 + token, file, token, 7)).collect());
+    // No two of them are neighbours, which would be one call.
+    engine.submit((0..3).map(|token| write(100 + token, file, 2 * token, 7)).collect());
     has_started.recv().expect("a store has begun");
-    let mut commit = write(103, file, 3, 7);
+    let mut commit = write(103, file, 6, 7);
     commit.priority = Priority::Commit;
-    engine.submit(vec![write(104, file, 4, 7), commit]);
+    engine.submit(vec![write(104, file, 8, 7), commit]);
     engine.submit((0..4).map(|token| load(token, file, token, &arena)).collect());
     let loads: Vec<u64> = (0..4).map(|_| done.recv().expect("a load").token).collect();
     assert_eq!(loads, [0, 1, 2, 3], "only loads, in their order");
