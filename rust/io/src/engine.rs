@@ -155,11 +155,12 @@ const HANDED_OVER_BYTES: usize = 64 << 10;
 
 /// An engine of threads that block in a [`Disk`]'s calls.
 ///
-/// Loads have threads of their own, so that no number of stores keeps one waiting. Dropping the
-/// engine closes it.
+/// Loads have threads of their own, so that no number of stores keeps one waiting. Commits have
+/// one: while it syncs the stores of the next group are written. Dropping the engine closes it.
 pub struct BlockingEngine {
     loads: Workers<Queued>,
     stores: Workers<Queued>,
+    commits: Workers<IoRequest>,
     completions: Arc<Workers<IoDone>>,
     /// Loads that no thread has taken yet.
     waiting: Arc<AtomicUsize>,
@@ -228,8 +229,18 @@ impl BlockingEngine {
             loads.end();
             completions.end();
         })?;
+        let commit = {
+            let shared = Arc::clone(&shared);
+            Arc::new(move |request| shared.serve(request))
+        };
+        let commits = Workers::new("tkv-commit", 1, threads, commit);
+        let commits = commits.inspect_err(|_| {
+            loads.end();
+            stores.end();
+            completions.end();
+        })?;
         let description = "blocking".into();
-        Ok(Self { loads, stores, completions, waiting, shared, description })
+        Ok(Self { loads, stores, commits, completions, waiting, shared, description })
     }
 
     /// The same engine, which now also says why it is this one that works here.
@@ -251,18 +262,23 @@ impl IoEngine for BlockingEngine {
 
     fn submit(&self, batch: Vec<IoRequest>) {
         self.shared.begin(batch.len());
-        let (loads, stores): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|request| request.priority == Priority::Load);
-        let (commits, stores): (Vec<_>, Vec<_>) =
-            stores.into_iter().partition(|request| request.priority == Priority::Commit);
+        let (mut loads, mut stores) = (Vec::new(), Vec::new());
+        let (mut commits, mut creates) = (Vec::new(), Vec::new());
+        for request in batch {
+            match (request.priority, &request.op) {
+                (Priority::Load, _) => loads.push(Queued::from(request)),
+                // Allocating a file can take long, which no commit is to wait for.
+                (Priority::Commit, IoOp::Create { .. }) => creates.push(Queued::from(request)),
+                (Priority::Commit, _) => commits.push(request),
+                (Priority::Store | Priority::Scrub, _) => stores.push(Queued::from(request)),
+            }
+        }
         self.waiting.fetch_add(loads.len(), Ordering::Relaxed);
-        let queued = |requests: Vec<IoRequest>| requests.into_iter().map(Queued::from).collect();
-        let (loads, commits, stores): (Vec<_>, _, _) =
-            (queued(loads), queued(commits), queued(stores));
-        let (loads, stores) =
-            (self.loads.submit(loads.into_iter()), self.stores.submit_with(commits, stores));
-        for queued in loads.err().into_iter().flatten().chain(stores.err().into_iter().flatten()) {
-            self.shared.refuse(queued.request);
+        let loads = self.loads.submit(loads.into_iter()).err().into_iter().flatten();
+        let stores = self.stores.submit_with(creates, stores).err().into_iter().flatten();
+        let commits = self.commits.submit(commits.into_iter()).err().into_iter().flatten();
+        for request in loads.chain(stores).map(|queued| queued.request).chain(commits) {
+            self.shared.refuse(request);
         }
     }
 
@@ -273,9 +289,11 @@ impl IoEngine for BlockingEngine {
     fn close(&self) {
         self.loads.start_closing();
         self.stores.start_closing();
+        self.commits.start_closing();
         // A thread of any kind that waited could be the one that another waits for.
         let own = self.loads.owns_this_thread()
             || self.stores.owns_this_thread()
+            || self.commits.owns_this_thread()
             || self.completions.owns_this_thread();
         if own {
             // What is read from now on is handled by the thread that has read it.
@@ -283,6 +301,7 @@ impl IoEngine for BlockingEngine {
         }
         self.loads.wait_closed();
         self.stores.wait_closed();
+        self.commits.wait_closed();
         self.completions.end();
     }
 }
