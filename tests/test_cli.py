@@ -222,8 +222,8 @@ def test_the_traceback_is_there_when_asked_for(
 
 
 def test_a_store_error_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tiered_kv
+    from tiered_kv import errors
 
-    monkeypatch.setattr(tiered_kv, "TieredKvError", _ConfigError, raising=False)
+    monkeypatch.setattr(errors, "TieredKvError", _ConfigError)
     assert exits.error_status(_ConfigError("`a` is bad")) == (ExitCode.USAGE, "`a` is bad")
     assert exits.error_status(InUseError("x"))[0] is ExitCode.INTERNAL
