@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -116,14 +115,12 @@ class Node:
         return [figure for figure in found if isinstance(figure, Figure)]
 
 
-def _shelf() -> Any:
-    return resources.files("tiered_kv.planner").joinpath("nodes")
+_SHELF = Path(__file__).with_name("nodes")
 
 
 def builtin_nodes() -> list[str]:
     """Names of the descriptions that come with the package."""
-    names = [entry.name for entry in _shelf().iterdir()]
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return sorted(path.stem for path in _SHELF.glob("*.toml"))
 
 
 def load_node(source: str | Path) -> Node:
@@ -137,7 +134,7 @@ def load_node(source: str | Path) -> Node:
     """
     name = str(source)
     if name in builtin_nodes():
-        return parse_node(_shelf().joinpath(f"{name}.toml").read_text("utf-8"), name)
+        return parse_node((_SHELF / f"{name}.toml").read_text("utf-8"), name)
     path = Path(source)
     try:
         if not path.is_file():
