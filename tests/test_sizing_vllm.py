@@ -131,8 +131,8 @@ def test_what_vllm_does_not_do_is_an_error_that_names_the_field(
 @given(
     kind=st.sampled_from([Kind.SLIDING, Kind.CHUNKED]),
     window=st.integers(1, 40),
-    block=st.integers(1, 12),
-    context=st.integers(1, 200),
+    block=st.integers(1, 60),
+    context=st.integers(1, 400),
 )
 def test_windows_hold_the_most_blocks_that_a_walk_has_held(
     kind: Kind, window: int, block: int, context: int
