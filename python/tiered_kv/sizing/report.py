@@ -106,7 +106,7 @@ def _comparison(found: Comparison | None) -> dict[str, Any] | None:
     return {
         "bytes_per_token": found.bytes_per_token,
         "bytes_total": found.bytes_total,
-        "ratio": round(float(found.ratio), 4),
+        "ratio": round(float(found.ratio), 4) if found.exact else None,
         "why": found.why,
     }
 
@@ -163,9 +163,10 @@ def _both(size: int) -> str:
 
 def _rule(rule: str, found: Mapping[str, Any] | None) -> Iterator[str]:
     if found is not None:
+        ratio = "" if found["ratio"] is None else f", {found['ratio']:.2f} x"
         yield (
             f"as {rule.upper()}: {_rate(found['bytes_per_token'])} B a token, "
-            f"{readable(found['bytes_total'])}, {found['ratio']:.2f} x: {found['why']}"
+            f"{readable(found['bytes_total'])}{ratio}: {found['why']}"
         )
 
 
