@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import socket
 import struct
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +187,55 @@ def test_what_a_model_is_called_stays_on_its_line(
     assert printed.startswith("a\\nb\\x1b[31m\\udcff: new\\n\\x1b[2J (inferred), 4 layers")
     assert cli.main(["size", str(path), "--json"]) == ExitCode.OK
     assert json.loads(capfd.readouterr().out)["model_type"] == "new\n\x1b[2J"
+
+
+# The hub
+
+
+@contextlib.contextmanager
+def hub(monkeypatch: pytest.MonkeyPatch, home: Path, chunks: list[bytes]) -> Iterator[None]:
+    """A hub that answers one request with some bytes, with a pause between them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as peer, contextlib.suppress(OSError):
+                peer.recv(65536)
+                for chunk in chunks:
+                    peer.sendall(chunk)
+                    time.sleep(0.02)
+
+        serving = threading.Thread(target=answer)
+        serving.start()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_HOME", str(home))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+        serving.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: "
+
+
+@pytest.mark.parametrize(
+    ("chunks", "what"),
+    [
+        ([b"garbage\x1b[2J\r\n\r\n"], "cannot be had"),
+        ([OK + b"9\r\n\r\n{"], "is not JSON"),
+        ([OK + b"20000000\r\n\r\n" + b"x" * 10_000_001], "10 MB"),
+        ([OK + b"1000\r\n\r\n", *[b" "] * 100], "it sends for more than"),
+    ],
+)
+def test_a_hub_that_sends_anything_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks: list[bytes], what: str
+) -> None:
+    """A trickle went on for days, and what is no HTTP ended in a traceback."""
+    monkeypatch.setattr("tiered_kv.sizing.hub.SECONDS", 0.2)
+    with (
+        hub(monkeypatch, tmp_path, chunks),
+        pytest.raises(InvalidArgumentError, match=what) as caught,
+    ):
+        read_config("some/model")
+    refused(caught.value)
 
 
 # GGUF
