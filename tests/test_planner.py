@@ -406,3 +406,14 @@ def test_what_a_node_is_called_stays_on_its_line(
     assert main([*args, "--tp", "1", "--weight-dtype", "int4"]) == 0
     first = capsys.readouterr().out.split("\n")[0]
     assert first == r"a\nb: A\x1b[2J\ntest"
+
+
+def test_a_name_is_no_formula_in_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name with two dollar signs was read as mathematics, and ended in a traceback."""
+    pytest.importorskip("matplotlib")
+    node = tmp_path / "$\\frac$\n.toml"
+    node.write_text(_TINY)
+    path = tmp_path / "plan.svg"
+    args = ["plan", "--node", str(node), "--model", "llama-3-8b", "--tp", "1"]
+    assert main([*args, "--plot", str(path)]) == 0, capsys.readouterr().err
+    assert path.stat().st_size > 1000
