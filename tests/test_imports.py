@@ -53,7 +53,7 @@ PLAN = "'plan', '--node', 'dgx-h100', '--model', 'deepseek-v3', '--weight-dtype'
 @pytest.mark.parametrize(
     ("args", "more"),
     [
-        ("'size', 'deepseek-v3'", {"tiered_kv.sizing.hub", "tiered_kv.sizing.gguf", "tomllib"}),
+        ("'size', 'deepseek-v3'", {"tiered_kv.sizing.hub", "tiered_kv.sizing.engines", "tomllib"}),
         ("'size', 'deepseek-v3', '--json'", {"tiered_kv.sizing.hub", "tiered_kv.planner"}),
         ("'size', CONFIG", {"tiered_kv.sizing.hub", "tiered_kv.sizing.engines.vllm"}),
         ("'size', 'llama-3-8b', '--engine', 'vllm'", set()),

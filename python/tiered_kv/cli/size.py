@@ -73,13 +73,16 @@ def run(args: Sequence[str]) -> int:
 
 def _answer(options: argparse.Namespace) -> None:
     from tiered_kv.sizing.dtypes import is_dtype
-    from tiered_kv.sizing.engines import EngineOptions, engine_named
     from tiered_kv.sizing.parallel import Parallel
     from tiered_kv.sizing.read import read_config
     from tiered_kv.sizing.report import document, lines
 
     parallel = Parallel(options.tp, options.pp, options.cp, options.ep, options.dp_attention)
-    engine = None if options.engine == "none" else engine_named(options.engine)
+    engine = None
+    if options.engine != "none":
+        from tiered_kv.sizing.engines import EngineOptions, engine_named
+
+        engine = engine_named(options.engine)
     # A type that only an engine knows, such as a packed one, is the engine's to apply.
     ours = engine is None or is_dtype(options.kv_dtype)
     spec = read_config(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered_kv.sizing.compare import as_gqa, as_mha
-from tiered_kv.sizing.engines import EngineReport
 from tiered_kv.sizing.parallel import Parallel, heads_of_rank, rank_bytes
 from tiered_kv.sizing.parts import Part, SpanKind
 from tiered_kv.sizing.spec import Comparison, KvSpec, LayerGroup, Role
+
+if TYPE_CHECKING:
+    from tiered_kv.sizing.engines import EngineReport
 
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
