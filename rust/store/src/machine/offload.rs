@@ -8,7 +8,7 @@ use super::table::OnDrive;
 use super::{BlockId, Command, Machine, SlotId};
 use crate::log::LogKind;
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tiered_kv_io::FileId;
 use tiered_kv_types::{Tier, round_up_to_page};
 
@@ -146,6 +146,7 @@ impl Machine {
         }
         let id = self.groups.next;
         self.groups.next += 1;
+        self.lay_out(&blocks);
         self.write_payloads(id, &blocks, out);
         self.groups.under_way.push_back(Group {
             id,
@@ -203,6 +204,33 @@ impl Machine {
             }
         }
         blocks
+    }
+
+    /// Gives the slots of a group out again, in the order of its blocks: recycled ones come in any
+    /// order, and what is read together is then read from one place after the other.
+    fn lay_out(&mut self, blocks: &[BlockId]) {
+        let mut places: BTreeMap<(DriveId, u64), Vec<SlotId>> = BTreeMap::new();
+        for id in blocks {
+            let block = self.table.get(*id).expect("assigned blocks exist");
+            let OnDrive::Writing(slots) = &block.drive else { unreachable!("just assigned") };
+            let drive = &self.drives[usize::from(block.home)].slots;
+            for slot in slots {
+                let of_class = (block.home, drive.slot_bytes(slot.segment));
+                places.entry(of_class).or_default().push(*slot);
+            }
+        }
+        // From the last: they are popped.
+        places.values_mut().for_each(|slots| slots.sort_unstable_by(|a, b| b.cmp(a)));
+        for id in blocks {
+            let block = self.table.get_mut(*id).expect("assigned blocks exist");
+            let home = block.home;
+            let OnDrive::Writing(slots) = &mut block.drive else { unreachable!("just assigned") };
+            let drive = &self.drives[usize::from(home)].slots;
+            for slot in slots {
+                let of_class = (home, drive.slot_bytes(slot.segment));
+                *slot = places.get_mut(&of_class).and_then(Vec::pop).expect("as many as before");
+            }
+        }
     }
 
     fn write_payloads(&mut self, group: u64, blocks: &[BlockId], out: &mut Vec<Command>) {

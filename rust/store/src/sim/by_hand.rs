@@ -3,7 +3,7 @@
 use super::crash_points::bench::{Bench, Order, blank};
 use crate::machine::{Command, Event, Outcome, PutItem, Quota};
 use std::sync::Arc;
-use tiered_kv_io::{Disk, MemDisk};
+use tiered_kv_io::{Disk, FileId, MemDisk};
 use tiered_kv_types::{
     BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId, RecordHeader, TenantId,
 };
@@ -61,6 +61,44 @@ fn a_block_goes_to_its_drive_behind_its_parent_though_it_was_stored_before_it() 
     }
     let at = |generation| order.iter().position(|g| *g == generation).expect("it was written");
     assert!(at(parent) < at(child), "{order:?}");
+}
+
+#[test]
+fn a_group_lies_in_the_order_of_its_blocks_whatever_slots_it_recycles() {
+    let mut bench = bench();
+    // All of them on one drive.
+    let old = || [0, 2, 4, 6, 8, 10];
+    bench.put(0, old().map(|id| item(id, None)).into(), &[1, 2, 3, 4, 5, 6]);
+    bench.settle();
+    for id in [6, 0, 10, 2, 8, 4] {
+        let (ns, doomed) = (bench.ns[0], crate::machine::Doomed::Keys(vec![key(id)]));
+        bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
+        bench.settle();
+    }
+    let (ids, tags) = ([20, 22, 24, 26, 28, 30], [11, 12, 13, 14, 15, 16]);
+    // A group of its own, so that the others wait and are one group.
+    bench.put(0, vec![item(40, None)], &[10]);
+    bench.put(0, ids.map(|id| item(id, None)).into(), &tags);
+    let mut places = Vec::new();
+    loop {
+        for command in bench.in_flight() {
+            if let Command::WriteSlabs { block, to, .. } = command
+                && !places.contains(&(*block, to[0]))
+            {
+                places.push((*block, to[0]));
+            }
+        }
+        if !bench.perform() {
+            break;
+        }
+    }
+    let offsets: Vec<(FileId, u64)> = places[1..].iter().map(|(_, place)| *place).collect();
+    assert_eq!(offsets.len(), ids.len());
+    assert!(offsets.is_sorted(), "{offsets:?}");
+    for (id, tag) in ids.into_iter().zip(tags) {
+        assert_eq!(bench.get(0, key(id)), Ok(tag));
+    }
+    assert_eq!(bench.machine.audit().faults, Vec::<String>::new());
 }
 
 #[test]
