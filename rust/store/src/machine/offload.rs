@@ -15,9 +15,12 @@ use tiered_kv_types::{Tier, round_up_to_page};
 /// Most blocks and bytes of one group.
 const GROUP_BLOCKS: usize = 1024;
 const GROUP_BYTES: u64 = 64 << 20;
-/// Groups under way at once: while one commits, the next writes its last payloads and another its
-/// first, so that the device never waits for either.
-const GROUPS: usize = 3;
+/// Groups that write payloads at once: when one has written its last, the device already has the
+/// next one's.
+const WRITING: usize = 2;
+/// Groups under way at once. A sync can take as long as writing several: those that have written
+/// their payloads meanwhile commit together.
+const GROUPS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -48,7 +51,36 @@ pub(super) struct Groups {
     next: u64,
 }
 
+impl Group {
+    /// Whether all of its payloads are where they belong.
+    pub(super) fn is_written(&self) -> bool {
+        self.phase != Phase::Payloads || self.left == 0
+    }
+
+    /// Whether it does no more than store.
+    fn only_stores(&self) -> bool {
+        self.retires.is_none()
+    }
+}
+
 impl Groups {
+    /// Joins to the oldest group, which has not begun to commit, those behind it that could commit
+    /// too: they do it at once, with one sync.
+    pub(super) fn join_written(&mut self) {
+        let Some(mut front) = self.under_way.pop_front() else { return };
+        // Few enough that ending it holds no caller up for long.
+        while front.only_stores()
+            && front.blocks.len() < GROUP_BLOCKS
+            && self.under_way.front().is_some_and(|g| g.only_stores() && g.is_written())
+        {
+            let Some(next) = self.under_way.pop_front() else { break };
+            front.blocks.extend(next.blocks);
+            front.failed.extend(next.failed);
+            front.clears.extend(next.clears);
+        }
+        self.under_way.push_front(front);
+    }
+
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Group> {
         self.under_way.iter_mut().find(|g| g.id == id)
     }
@@ -92,8 +124,8 @@ impl Machine {
             return self.give_up_dirty();
         }
         let groups = &self.groups.under_way;
-        let writing = |g: &Group| g.phase == Phase::Payloads && g.left > g.blocks.len() / 4;
-        if groups.iter().any(writing) || groups.len() >= GROUPS {
+        let writing = groups.iter().filter(|g| !g.is_written()).count();
+        if writing >= WRITING || groups.len() >= GROUPS {
             return;
         }
         let all_writable = self.drives.iter().all(Drive::is_writable);

@@ -40,15 +40,16 @@ fn writes(bench: &Bench) -> Vec<u64> {
 #[test]
 fn a_block_goes_to_its_drive_behind_its_parent_though_it_was_stored_before_it() {
     let mut bench = bench();
-    // Segments for both drives first, and a group under way that the others wait behind.
+    // Segments for both drives first, and the two groups under way that the others wait behind.
     bench.put(0, vec![item(1, None), item(2, None)], &[1, 2]);
     bench.settle();
     bench.put(0, vec![item(3, None)], &[3]);
+    bench.put(0, vec![item(7, None)], &[6]);
     let waiting_behind = writes(&bench).len();
-    assert_eq!(waiting_behind, 1);
+    assert_eq!(waiting_behind, 2);
     bench.put(0, vec![item(5, Some(4))], &[4]);
     bench.put(0, vec![item(4, None)], &[5]);
-    assert_eq!(writes(&bench).len(), waiting_behind, "one group writes payloads at a time");
+    assert_eq!(writes(&bench).len(), waiting_behind, "two groups write payloads at a time");
     let (child, parent) = (bench.generation(0, key(5)), bench.generation(0, key(4)));
     assert!(child < parent, "the child is the older");
     let mut order = Vec::new();
@@ -76,8 +77,9 @@ fn a_group_lies_in_the_order_of_its_blocks_whatever_slots_it_recycles() {
         bench.settle();
     }
     let (ids, tags) = ([20, 22, 24, 26, 28, 30], [11, 12, 13, 14, 15, 16]);
-    // A group of its own, so that the others wait and are one group.
+    // Two groups of their own, so that the others wait and are one group.
     bench.put(0, vec![item(40, None)], &[10]);
+    bench.put(0, vec![item(42, None)], &[9]);
     bench.put(0, ids.map(|id| item(id, None)).into(), &tags);
     let mut places = Vec::new();
     loop {
@@ -92,10 +94,37 @@ fn a_group_lies_in_the_order_of_its_blocks_whatever_slots_it_recycles() {
             break;
         }
     }
-    let offsets: Vec<(FileId, u64)> = places[1..].iter().map(|(_, place)| *place).collect();
+    let offsets: Vec<(FileId, u64)> = places[2..].iter().map(|(_, place)| *place).collect();
     assert_eq!(offsets.len(), ids.len());
     assert!(offsets.is_sorted(), "{offsets:?}");
     for (id, tag) in ids.into_iter().zip(tags) {
+        assert_eq!(bench.get(0, key(id)), Ok(tag));
+    }
+    assert_eq!(bench.machine.audit().faults, Vec::<String>::new());
+}
+
+#[test]
+fn groups_that_are_written_during_a_sync_commit_with_one() {
+    let mut bench = bench();
+    bench.put(0, vec![item(0, None)], &[1]);
+    bench.settle();
+    // Every payload before any header, every header before any sync.
+    let of_payloads = |c: &Command| matches!(c, Command::WriteSlabs { .. });
+    bench.put(0, vec![item(2, None)], &[2]);
+    while bench.in_flight().any(of_payloads) {
+        bench.perform();
+    }
+    let is_header = |c: &Command| matches!(c, Command::WriteHeaders { .. });
+    assert!(bench.in_flight().any(is_header), "the first group commits");
+    for (id, tag) in [(4, 3), (6, 4), (8, 5)] {
+        bench.put(0, vec![item(id, None)], &[tag]);
+        bench.perform_where(of_payloads);
+    }
+    assert_eq!(bench.in_flight().filter(|c| of_payloads(c)).count(), 0);
+    let groups = bench.machine.counters.groups;
+    bench.settle();
+    assert_eq!(bench.machine.counters.groups - groups, 2, "the first, and the rest at once");
+    for (id, tag) in [(2, 2), (4, 3), (6, 4), (8, 5)] {
         assert_eq!(bench.get(0, key(id)), Ok(tag));
     }
     assert_eq!(bench.machine.audit().faults, Vec::<String>::new());
