@@ -171,7 +171,13 @@ impl Entries {
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Self::new(self.seed);
+        drop(self.take());
+    }
+
+    /// What is there, leaving nothing.
+    pub(crate) fn take(&mut self) -> Self {
+        let seed = self.seed;
+        std::mem::replace(self, Self::new(seed))
     }
 }
 

@@ -2,13 +2,14 @@
 //! their tables, on as many threads as it is given.
 
 use crate::io::{segment_name, segment_number};
-use crate::machine::{DriveId, FoundSegment, Geometry};
+use crate::machine::{DriveId, FoundSegment, Geometry, Records};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use tiered_kv_io::{AlignedBuf, Disk, FileId, prefer_huge_pages};
 pub(crate) use tiered_kv_io::{in_parallel, recovery_threads};
 use tiered_kv_types::record::{Decoded, SEGMENT_HEADER_BYTES};
-use tiered_kv_types::{CheckpointView, Error, PAGE_BYTES, RecordHeader, Result, SegmentHeader};
+use tiered_kv_types::{CheckpointRows, Error, PAGE_BYTES, RecordHeader, Result, SegmentHeader};
 
 /// What the segments of a directory hold, and files that do not fit the geometry.
 pub(crate) struct Looked {
@@ -34,7 +35,7 @@ pub(crate) fn look_at_segments(
     disk: &dyn Disk,
     drive: DriveId,
     geometry: &Geometry,
-    checkpoint: Option<CheckpointView<'_>>,
+    checkpoint: Option<CheckpointRows>,
     threads: usize,
 ) -> Result<Looked> {
     let mut misfits = Vec::new();
@@ -69,7 +70,7 @@ pub(crate) fn look_at_segments(
 #[derive(Default)]
 struct Known {
     header: Option<SegmentHeader>,
-    records: Vec<(u32, RecordHeader)>,
+    records: Records,
 }
 
 impl Known {
@@ -79,40 +80,40 @@ impl Known {
     }
 }
 
-/// The records of each segment; `None` where one is damaged. They lie together in a checkpoint.
-fn by_segment(checkpoint: CheckpointView<'_>, threads: usize) -> Option<HashMap<u32, Known>> {
-    let mut runs: Vec<(u32, Range<usize>)> = Vec::new();
-    for at in 0..checkpoint.records() {
-        let segment = checkpoint.segment_of(at);
-        match runs.last_mut() {
-            Some((of, run)) if *of == segment => run.end = at + 1,
-            _ => runs.push((segment, at..at + 1)),
+/// The records of each segment, which lie together in a checkpoint; `None` where one of them is
+/// damaged, or they do not.
+fn by_segment(checkpoint: CheckpointRows, threads: usize) -> Option<HashMap<u32, Known>> {
+    let rows = Arc::new(checkpoint);
+    let runs_of = |piece: usize| {
+        let mut runs: Vec<(u32, Range<usize>)> = Vec::new();
+        for at in rows.sound_piece(piece)? {
+            add_run(&mut runs, rows.segment_of(at), at..at + 1);
         }
-    }
-    let decode = |number: usize| {
-        let run = runs[number].1.clone();
-        let mut records = Vec::with_capacity(run.len());
-        prefer_huge_pages(records.spare_capacity_mut());
-        for at in run {
-            let record = checkpoint.record(at)?;
-            records.push((record.slot, record));
-        }
-        Some(records)
+        Some(runs)
     };
-    let decoded = in_parallel(runs.len(), threads, decode, || {});
+    let mut runs = Vec::new();
+    for piece in in_parallel(rows.pieces(), threads, runs_of, || {}) {
+        piece?.into_iter().for_each(|(segment, run)| add_run(&mut runs, segment, run));
+    }
     let mut known: HashMap<u32, Known> = HashMap::new();
-    for ((segment, _), records) in runs.iter().zip(decoded) {
-        let of = known.entry(*segment).or_default();
-        if of.records.is_empty() {
-            of.records = records?;
-        } else {
-            of.records.extend(records?);
+    for (segment, run) in runs {
+        let records = Records::Rows(rows.clone(), run);
+        if known.insert(segment, Known { header: None, records }).is_some() {
+            return None;
         }
     }
-    for header in checkpoint.segments {
-        known.entry(header.segment).or_default().header = Some(header);
+    for header in &rows.segments {
+        known.entry(header.segment).or_default().header = Some(*header);
     }
     Some(known)
+}
+
+/// Adds records to the last run, where they go on with it.
+fn add_run(runs: &mut Vec<(u32, Range<usize>)>, segment: u32, records: Range<usize>) {
+    match runs.last_mut() {
+        Some((of, run)) if *of == segment && run.end == records.start => run.end = records.end,
+        _ => runs.push((segment, records)),
+    }
 }
 
 /// The header and the table of one segment.
@@ -122,8 +123,8 @@ pub(crate) fn read_segment(
     segment: u32,
     file: FileId,
 ) -> FoundSegment {
-    let mut found =
-        FoundSegment { drive: 0, segment, file, header: None, records: Vec::new(), damaged: 0 };
+    let mut records: Vec<(u32, RecordHeader)> = Vec::new();
+    let mut found = Known::default().found(segment, file);
     let read = |offset: u64, len: usize| -> Result<AlignedBuf> {
         let mut buf = AlignedBuf::new(len)?;
         let fault = |e| Error::from_io("open", segment_name(segment), e);
@@ -144,12 +145,12 @@ pub(crate) fn read_segment(
     match read(PAGE_BYTES, usize::try_from(table).expect("a table fits in memory")) {
         Ok(buf) => {
             let stride = geometry.header_stride as usize;
-            found.records.reserve_exact(buf.as_slice().len() / stride);
-            prefer_huge_pages(found.records.spare_capacity_mut());
+            records.reserve_exact(buf.as_slice().len() / stride);
+            prefer_huge_pages(records.spare_capacity_mut());
             for (slot, bytes) in buf.as_slice().chunks_exact(stride).enumerate() {
                 let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
                 match RecordHeader::decode(bytes) {
-                    Decoded::Valid(record) => found.records.push((slot, record)),
+                    Decoded::Valid(record) => records.push((slot, record)),
                     Decoded::Empty => {}
                     _ => found.damaged += 1,
                 }
@@ -158,5 +159,6 @@ pub(crate) fn read_segment(
         Err(_) => found.damaged += 1,
     }
     found.header = Some(header);
+    found.records = Records::Table(records);
     found
 }

@@ -150,7 +150,11 @@ impl BlockTable {
         self.by_key.reserve(blocks, |id| hasher.hash_one(key_of(table, *id)));
     }
 
-    pub(crate) fn hash(&self, key: &FullKey) -> u64 {
+    pub(crate) fn hasher(&self) -> &KeyHasher {
+        &self.hasher
+    }
+
+    fn hash(&self, key: &FullKey) -> u64 {
         self.hasher.hash_one(key)
     }
 
