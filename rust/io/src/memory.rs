@@ -30,16 +30,20 @@ pub fn open_files_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
-/// Gives a large table's spare capacity, which it is about to fill, huge pages where they are to be
-/// had. Touching fresh memory costs more than filling it, so several threads do it now. A refusal
-/// costs speed only.
+/// Makes a large table's spare capacity ready, which it is about to fill: touching fresh memory
+/// costs more than filling it, so several threads do it. Small pages first, since the huge ones that
+/// are free may be such as a virtual machine has given back to its host, and cost many times as
+/// much; the kernel makes huge ones of them later. A refusal costs speed only.
 pub fn prefer_huge_pages<T>(spare: &mut [MaybeUninit<T>]) {
-    let (begin, end) = ask_huge_pages(spare);
-    let pieces = (end - begin).div_ceil(PIECE_BYTES);
+    let range = spare.as_mut_ptr_range();
+    let begin = (range.start as usize).next_multiple_of(HUGE_BYTES);
+    let end = range.end as usize / HUGE_BYTES * HUGE_BYTES;
+    let len = end.saturating_sub(begin);
+    let pieces = len.div_ceil(PIECE_BYTES);
     if pieces > 1 {
         let touch = |piece: usize| {
             let at = begin + piece * PIECE_BYTES;
-            // SAFETY: these pages lie within memory that the caller lends, and are free to be used.
+            // SAFETY: these pages lie within memory that the caller has allocated and lends.
             let touched =
                 unsafe { advise(at, PIECE_BYTES.min(end - at), Advice::LinuxPopulateWrite) };
             // Kernels before 5.14 do not know it: the table's first use then does the same.
@@ -47,22 +51,13 @@ pub fn prefer_huge_pages<T>(spare: &mut [MaybeUninit<T>]) {
         };
         in_parallel(pieces, recovery_threads(), touch, || {});
     }
-}
-
-/// Asks for huge pages where fresh memory is touched; returns where such pages begin and end in
-/// it.
-pub(crate) fn ask_huge_pages<T>(spare: &mut [MaybeUninit<T>]) -> (usize, usize) {
-    let range = spare.as_mut_ptr_range();
-    let begin = (range.start as usize).next_multiple_of(HUGE_BYTES);
-    let end = (range.end as usize / HUGE_BYTES * HUGE_BYTES).max(begin);
-    if begin < end {
-        // SAFETY: these pages lie within memory that the caller lends.
-        let asked = unsafe { advise(begin, end - begin, Advice::LinuxHugepage) };
+    if len > 0 {
+        // SAFETY: as above.
+        let asked = unsafe { advise(begin, len, Advice::LinuxHugepage) };
         if let Err(err) = asked {
             tracing::debug!(%err, "no huge pages for a table");
         }
     }
-    (begin, end)
 }
 
 /// Advises the kernel of pages to come.

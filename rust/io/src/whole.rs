@@ -7,7 +7,6 @@ use std::mem::MaybeUninit;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::memory::ask_huge_pages;
 use crate::parallel::{in_parallel, recovery_threads};
 
 /// What one thread reads before it looks for more; less is read by the caller's thread alone.
@@ -21,7 +20,6 @@ pub(crate) fn read_file_whole(mut file: File, len: usize, most: u64) -> io::Resu
     let mut bytes = Vec::new();
     // A byte more, so that the end is seen without growing; a refusal is the read's to report.
     if bytes.try_reserve_exact(len + 1).is_ok() && len > PIECE_BYTES {
-        ask_huge_pages(bytes.spare_capacity_mut());
         let spare = &mut bytes.spare_capacity_mut()[..len];
         if read_pieces(&file, spare)? {
             // SAFETY: all of these bytes were read, by as many calls as it took.

@@ -171,13 +171,7 @@ impl Entries {
     }
 
     pub(crate) fn clear(&mut self) {
-        drop(self.take());
-    }
-
-    /// What is there, leaving nothing.
-    pub(crate) fn take(&mut self) -> Self {
-        let seed = self.seed;
-        std::mem::replace(self, Self::new(seed))
+        *self = Self::new(self.seed);
     }
 }
 

@@ -80,14 +80,18 @@ impl Known {
     }
 }
 
-/// The records of each segment, which lie together in a checkpoint; `None` where one of them is
-/// damaged, or they do not.
+/// The records of each segment, which lie together in a checkpoint, in the order of their slots;
+/// `None` where one of them is damaged, or they do not.
 fn by_segment(checkpoint: CheckpointRows, threads: usize) -> Option<HashMap<u32, Known>> {
     let rows = Arc::new(checkpoint);
     let runs_of = |piece: usize| {
         let mut runs: Vec<(u32, Range<usize>)> = Vec::new();
         for at in rows.sound_piece(piece)? {
-            add_run(&mut runs, rows.segment_of(at), at..at + 1);
+            let (segment, slot) = rows.place_of(at);
+            if at > 0 && rows.place_of(at - 1) >= (segment, slot) {
+                return None;
+            }
+            add_run(&mut runs, segment, at..at + 1);
         }
         Some(runs)
     };
@@ -98,9 +102,7 @@ fn by_segment(checkpoint: CheckpointRows, threads: usize) -> Option<HashMap<u32,
     let mut known: HashMap<u32, Known> = HashMap::new();
     for (segment, run) in runs {
         let records = Records::Rows(rows.clone(), run);
-        if known.insert(segment, Known { header: None, records }).is_some() {
-            return None;
-        }
+        known.insert(segment, Known { header: None, records });
     }
     for header in &rows.segments {
         known.entry(header.segment).or_default().header = Some(*header);
@@ -108,10 +110,10 @@ fn by_segment(checkpoint: CheckpointRows, threads: usize) -> Option<HashMap<u32,
     Some(known)
 }
 
-/// Adds records to the last run, where they go on with it.
+/// Adds records to the last run, where they are of the same segment.
 fn add_run(runs: &mut Vec<(u32, Range<usize>)>, segment: u32, records: Range<usize>) {
     match runs.last_mut() {
-        Some((of, run)) if *of == segment && run.end == records.start => run.end = records.end,
+        Some((of, run)) if *of == segment => run.end = records.end,
         _ => runs.push((segment, records)),
     }
 }
@@ -161,4 +163,60 @@ pub(crate) fn read_segment(
     found.header = Some(header);
     found.records = Records::Table(records);
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tiered_kv_types::{BlockInfo, BlockKey, Checkpoint, NamespaceId};
+
+    const STORE: [u8; 16] = [1; 16];
+
+    fn known(places: &[(u32, u32)]) -> Option<HashMap<u32, Known>> {
+        let record = |(segment, slot): &(u32, u32)| RecordHeader {
+            store: STORE,
+            namespace: NamespaceId([2; 32]),
+            key: BlockKey([3; 32]),
+            parent: None,
+            segment: *segment,
+            slot: *slot,
+            class_epoch: 1,
+            info: BlockInfo::default(),
+            coordinate: (0, 0),
+            slab: 0,
+            parts: 1,
+            put_id: 4,
+            generation: 5,
+            stored_unix_ns: 6,
+            payload_bytes: 7,
+            checksum: 8,
+            tenant: [0; 16],
+        };
+        let records = places.iter().map(record).collect();
+        let bytes = Checkpoint { segments: Vec::new(), records }.encode(&STORE);
+        by_segment(CheckpointRows::decode(&STORE, bytes).valid().expect("sound"), 2)
+    }
+
+    #[test]
+    fn the_records_of_a_checkpoint_go_to_their_segments() {
+        // More than one piece of them.
+        let many = (0..9000).map(|slot| (4, slot));
+        let places: Vec<_> = [(1, 2), (1, 7)].into_iter().chain(many).collect();
+        let known = known(&places).expect("in order");
+        assert_eq!(known.len(), 2);
+        for (segment, slots) in [(1, vec![2, 7]), (4, (0..9000).collect())] {
+            let records = &known[&segment].records;
+            let found: Vec<u32> = (0..records.len()).map(|at| records.get(at).0).collect();
+            assert_eq!(found, slots);
+        }
+    }
+
+    /// A slot that two records claim would be given back twice.
+    #[test]
+    fn a_checkpoint_with_two_records_of_a_slot_is_not_believed() {
+        assert!(known(&[(1, 2), (1, 3)]).is_some());
+        assert!(known(&[(1, 3), (1, 3)]).is_none());
+        assert!(known(&[(1, 3), (1, 2)]).is_none());
+        assert!(known(&[(2, 0), (1, 0)]).is_none());
+    }
 }

@@ -143,37 +143,6 @@ fn place(key: &BlockKey) -> (usize, usize) {
     (byte % GROUPS, byte / GROUPS % TABLES)
 }
 
-/// The numbers below `n` by the table that each belongs to, and where each table's end.
-fn sort_by_table(
-    n: usize,
-    place: impl Fn(usize) -> (usize, usize),
-) -> (Vec<u32>, [usize; GROUPS * TABLES]) {
-    let of: Vec<u8> =
-        (0..n).map(|at| place(at)).map(|(group, table)| number(group, table)).collect();
-    let mut ends = [0; GROUPS * TABLES];
-    of.iter().for_each(|table| ends[usize::from(*table)] += 1);
-    let mut next = ends;
-    let mut sum = 0;
-    for (next, end) in next.iter_mut().zip(&mut ends) {
-        *next = sum;
-        sum += *end;
-        *end = sum;
-    }
-    let mut order = vec![0; n];
-    for (at, table) in (0..).zip(&of) {
-        let place = &mut next[usize::from(*table)];
-        order[*place] = at;
-        *place += 1;
-    }
-    (order, ends)
-}
-
-const _: () = assert!(GROUPS * TABLES <= 1 << u8::BITS, "a table's number is a byte");
-
-fn number(group: usize, table: usize) -> u8 {
-    u8::try_from(group * TABLES + table).expect("few tables")
-}
-
 #[derive(Debug)]
 struct Group([Entries; TABLES]);
 
@@ -257,7 +226,7 @@ impl ReadIndex {
     /// Adds `n` keys that are on drives, as a recovery has found them; `found` tells of each. The
     /// caller's thread does `meanwhile` first.
     ///
-    /// Table by table, since one of them fits in a processor's cache.
+    /// Group by group, each in the order in which keys were found: what is read then lies in a row.
     pub(crate) fn restore(
         &self,
         n: usize,
@@ -265,25 +234,30 @@ impl ReadIndex {
         found: impl Fn(usize) -> (FullKey, BlockInfo, DriveId) + Sync,
         meanwhile: impl FnOnce(),
     ) {
-        let by_table = OnceLock::new();
-        let fill = |number: usize| {
-            let (order, ends) =
-                by_table.get_or_init(|| sort_by_table(n, |at| place(&found(at).0.key)));
-            let begin = number.checked_sub(1).map_or(0, |before| ends[before]);
-            let mine = &order[begin..ends[number]];
-            let (at, table) = (number / TABLES, number % TABLES);
-            let mut entries = self.groups[at].write().0[table].take();
-            entries.reserve(mine.len());
+        let by_group = OnceLock::new();
+        let sort = || {
+            let mut groups: [Vec<u32>; GROUPS] = std::array::from_fn(|_| Vec::new());
+            groups.iter_mut().for_each(|group| group.reserve(n / GROUPS + n / GROUPS / 8));
+            for number in 0..n {
+                let at = u32::try_from(number).expect("fewer than 2^32 blocks");
+                groups[place(&found(number).0.key).0].push(at);
+            }
+            groups
+        };
+        let fill = |at: usize| {
+            let mine = &by_group.get_or_init(sort)[at];
+            let share = mine.len() / TABLES;
+            // Nobody looks for a key before the recovery is over.
+            let mut group = self.groups[at].write();
+            group.0.iter_mut().for_each(|table| table.reserve(share + share / 8));
             for at in mine {
                 let (key, info, drive) = found(*at as usize);
-                let entry = entries.entry(&key);
+                let entry = group.0[place(&key.key).1].entry(&key);
                 entry.info = info;
                 entry.set_on_nvme(Some(drive));
             }
-            // Nobody looks for a key before the recovery is over.
-            self.groups[at].write().0[table] = entries;
         };
-        in_parallel(GROUPS * TABLES, threads, fill, meanwhile);
+        in_parallel(GROUPS, threads, fill, meanwhile);
     }
 
     /// What is on a drive counts for nothing while it is shut.

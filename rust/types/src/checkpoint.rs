@@ -219,20 +219,13 @@ impl CheckpointRows {
         row.try_into().expect("as long as a row")
     }
 
-    /// The segment of a record.
+    /// The segment and the slot of a record.
     ///
     /// # Panics
     /// Without such a record.
-    pub fn segment_of(&self, at: usize) -> u32 {
-        u32_at(self.row(at), 104)
-    }
-
-    /// The slot of a record.
-    ///
-    /// # Panics
-    /// Without such a record.
-    pub fn slot_of(&self, at: usize) -> u32 {
-        u32_at(self.row(at), 108)
+    pub fn place_of(&self, at: usize) -> (u32, u32) {
+        let row = self.row(at);
+        (u32_at(row, 104), u32_at(row, 108))
     }
 
     /// What an index wants to know of a record.
@@ -339,7 +332,7 @@ mod tests {
         assert_eq!(Checkpoint::decode(&store, &bytes), Decoded::Valid(whole));
         assert_eq!(Checkpoint::decode(&[0; 16], &bytes), Decoded::Damaged, "another store's");
         let rows = CheckpointRows::decode(&store, bytes.clone()).valid().expect("sound");
-        assert_eq!((rows.len(), rows.segment_of(2), rows.slot_of(2)), (4, 1, 3));
+        assert_eq!((rows.len(), rows.place_of(2)), (4, (1, 3)));
         assert_eq!(rows.brief(3), (child.key, child.info));
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();

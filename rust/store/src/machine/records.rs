@@ -28,18 +28,14 @@ impl Records {
         }
     }
 
-    pub(super) fn slot(&self, at: usize) -> u32 {
+    /// A record and the slot that it was found in.
+    pub(crate) fn get(&self, at: usize) -> (u32, RecordHeader) {
         match self {
-            Self::Table(records) => records[at].0,
-            Self::Rows(rows, run) => rows.slot_of(run.start + at),
-        }
-    }
-
-    pub(super) fn record(&self, at: usize) -> RecordHeader {
-        match self {
-            Self::Table(records) => records[at].1,
+            Self::Table(records) => records[at],
             Self::Rows(rows, run) => {
-                rows.record(run.start + at).expect("its piece of the checkpoint is sound")
+                let record = rows.record(run.start + at);
+                let record = record.expect("its piece of the checkpoint is sound");
+                (record.slot, record)
             }
         }
     }

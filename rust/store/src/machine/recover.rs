@@ -132,7 +132,6 @@ impl Machine {
             }
         }
         let winners = found.winners(sorted.into_iter().flatten().collect(), threads);
-        self.restore_segments(&found, &winners);
         let index = self.index.clone();
         let known = |at: usize| found.brief(winners.all[at].at);
         // The index needs nothing of the table that is made meanwhile.
@@ -186,6 +185,7 @@ impl Machine {
         for winner in &winners.all {
             ids.push(self.restore_block(found, winners.parts_of(winner)));
         }
+        self.drives.iter_mut().for_each(|drive| drive.slots.rebuild_free());
         // Leaves first within a put, so that roots are younger.
         let mut begin = 0;
         for put in winners.all.chunk_by(|a, b| a.put() == b.put()) {
@@ -201,21 +201,15 @@ impl Machine {
         self.policy.restored(Tier::Nvme, &mut ids.iter().map(of_policy), self.now.mono);
     }
 
-    /// Marks the slots of the blocks that are believed as used.
-    fn restore_segments(&mut self, found: &Found, winners: &Winners) {
-        for at in winners.all.iter().flat_map(|winner| winners.parts_of(winner)) {
-            let (home, slot) = found.place(*at);
-            self.drives[usize::from(home)].slots.claim_slot(slot);
-        }
-        for drive in &mut self.drives {
-            drive.slots.rebuild_free();
-        }
-    }
-
     fn restore_block(&mut self, found: &Found, parts: &[At]) -> BlockId {
         let records: SmallVec<[RecordHeader; 1]> =
             parts.iter().map(|at| found.record(*at)).collect();
-        let ((home, _), first) = (found.place(parts[0]), &records[0]);
+        let (home, first) = (found.home(parts[0]), &records[0]);
+        // A record that is believed lies where it says.
+        let place = |r: &RecordHeader| SlotId { segment: r.segment, index: r.slot };
+        let slots: SmallVec<[SlotId; 1]> = records.iter().map(place).collect();
+        let allocator = &mut self.drives[usize::from(home)].slots;
+        slots.iter().for_each(|slot| allocator.claim_slot(*slot));
         let slabs: SmallVec<[(u64, u32); 1]> =
             records.iter().map(|r| (r.payload_bytes, r.checksum)).collect();
         let classes: SmallVec<[u64; 1]> =
@@ -235,7 +229,7 @@ impl Machine {
             head_groups,
             in_dram: false,
             memory: SmallVec::new(),
-            drive: OnDrive::Durable(parts.iter().map(|at| found.place(*at).1).collect()),
+            drive: OnDrive::Durable(slots),
             home,
             dirty: None,
             load: None,
@@ -270,20 +264,18 @@ impl Found {
     }
 
     fn record(&self, at: At) -> RecordHeader {
-        self.segments[at.segment as usize].records.record(at.record as usize)
+        self.segments[at.segment as usize].records.get(at.record as usize).1
     }
 
-    fn place(&self, at: At) -> (DriveId, SlotId) {
-        let segment = &self.segments[at.segment as usize];
-        let index = segment.records.slot(at.record as usize);
-        (segment.drive, SlotId { segment: segment.segment, index })
+    /// The drive that a record is on.
+    fn home(&self, at: At) -> DriveId {
+        self.segments[at.segment as usize].drive
     }
 
     /// What the read index wants to know of a block.
     fn brief(&self, at: At) -> (FullKey, BlockInfo, DriveId) {
-        let segment = &self.segments[at.segment as usize];
-        let (key, info) = segment.records.brief(at.record as usize);
-        (FullKey { ns: at.ns, key }, info, segment.drive)
+        let (key, info) = self.segments[at.segment as usize].records.brief(at.record as usize);
+        (FullKey { ns: at.ns, key }, info, self.home(at))
     }
 
     /// How many threads what was found is worth.
@@ -301,7 +293,7 @@ impl Found {
         let mut numbers: HashMap<NamespaceId, u32> = HashMap::new();
         let mut last = None;
         for at in 0..n {
-            let (slot, record) = (segment.records.slot(at), segment.records.record(at));
+            let (slot, record) = segment.records.get(at);
             let here = record.store == cut.store
                 && record.segment == segment.segment
                 && record.slot == slot
@@ -381,7 +373,7 @@ impl Found {
         let mut copies: BTreeMap<(DriveId, u64), BTreeMap<u16, At>> = BTreeMap::new();
         for at in parts {
             let record = self.record(*at);
-            let copy = copies.entry((self.place(*at).0, record.parts)).or_default();
+            let copy = copies.entry((self.home(*at), record.parts)).or_default();
             copy.insert(record.slab, *at);
         }
         let is_whole = |wanted: u64, slabs: &BTreeMap<u16, At>| {
