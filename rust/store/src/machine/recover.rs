@@ -44,6 +44,9 @@ struct Winner {
     at: At,
 }
 
+/// Blocks whose places in the table are looked up at once.
+const LOOKED_AHEAD: usize = 32;
+
 const ONE: u32 = u32::MAX;
 /// Whose other parts are not known yet.
 const SOME: u32 = u32::MAX - 1;
@@ -182,8 +185,13 @@ impl Machine {
     fn restore_blocks(&mut self, found: &Found, winners: &Winners) {
         self.table.reserve(winners.all.len());
         let mut ids: Vec<BlockId> = Vec::with_capacity(winners.all.len());
-        for winner in &winners.all {
-            ids.push(self.restore_block(found, winners.parts_of(winner)));
+        for some in winners.all.chunks(LOOKED_AHEAD) {
+            for winner in some {
+                self.table.look_ahead(&found.brief(winner.at).0);
+            }
+            for winner in some {
+                ids.push(self.restore_block(found, winners.parts_of(winner)));
+            }
         }
         self.drives.iter_mut().for_each(|drive| drive.slots.rebuild_free());
         // Leaves first within a put, so that roots are younger.
@@ -202,19 +210,23 @@ impl Machine {
     }
 
     fn restore_block(&mut self, found: &Found, parts: &[At]) -> BlockId {
-        let records: SmallVec<[RecordHeader; 1]> =
-            parts.iter().map(|at| found.record(*at)).collect();
-        let (home, first) = (found.home(parts[0]), &records[0]);
-        // A record that is believed lies where it says.
-        let place = |r: &RecordHeader| SlotId { segment: r.segment, index: r.slot };
-        let slots: SmallVec<[SlotId; 1]> = records.iter().map(place).collect();
+        let (home, first) = (found.home(parts[0]), found.record(parts[0]));
+        let mut slabs: SmallVec<[(u64, u32); 1]> = SmallVec::new();
+        let mut slots: SmallVec<[SlotId; 1]> = SmallVec::new();
+        let mut classes: SmallVec<[u64; 1]> = SmallVec::new();
+        let mut columns = 0;
         let allocator = &mut self.drives[usize::from(home)].slots;
-        slots.iter().for_each(|slot| allocator.claim_slot(*slot));
-        let slabs: SmallVec<[(u64, u32); 1]> =
-            records.iter().map(|r| (r.payload_bytes, r.checksum)).collect();
-        let classes: SmallVec<[u64; 1]> =
-            slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
-        let columns = records.iter().map(|r| r.coordinate.1).max().unwrap_or(0);
+        let mut add = |record: &RecordHeader| {
+            slabs.push((record.payload_bytes, record.checksum));
+            classes.push(round_up_to_page(record.payload_bytes));
+            columns = columns.max(record.coordinate.1);
+            // A record that is believed lies where it says.
+            let slot = SlotId { segment: record.segment, index: record.slot };
+            allocator.claim_slot(slot);
+            slots.push(slot);
+        };
+        add(&first);
+        parts[1..].iter().for_each(|at| add(&found.record(*at)));
         let head_groups = columns.saturating_add(1);
         let block = Block {
             key: Self::full(parts[0].ns, first.key),
