@@ -31,9 +31,9 @@ pub fn open_files_limit() -> Option<u64> {
 }
 
 /// Makes a large table's spare capacity ready, which it is about to fill: touching fresh memory
-/// costs more than filling it, so several threads do it. Small pages first, since the huge ones that
-/// are free may be such as a virtual machine has given back to its host, and cost many times as
-/// much; the kernel makes huge ones of them later. A refusal costs speed only.
+/// costs more than filling it, so several threads do it. Small pages first, since the huge ones
+/// that are free may be such as a virtual machine has given back to its host, and cost many times
+/// as much; the kernel makes huge ones of them later. A refusal costs speed only.
 pub fn prefer_huge_pages<T>(spare: &mut [MaybeUninit<T>]) {
     let range = spare.as_mut_ptr_range();
     let begin = (range.start as usize).next_multiple_of(HUGE_BYTES);
