@@ -45,7 +45,7 @@ fn read_piece(file: &File, piece: &mut [MaybeUninit<u8>], at: u64) -> io::Result
     let mut done = 0;
     while done < piece.len() {
         match rustix::io::pread(file, &mut piece[done..], at + done as u64) {
-            Ok((read, _)) if read.is_empty() => return Ok(false),
+            Ok(([], _)) => return Ok(false),
             Ok((read, _)) => done += read.len(),
             Err(Errno::INTR) => {}
             Err(err) => return Err(err.into()),
