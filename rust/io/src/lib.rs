@@ -30,6 +30,7 @@ mod socket;
 mod sync;
 mod uring;
 mod vectored;
+mod whole;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
 pub use buf::{AlignedBuf, ReadBuf};

@@ -108,16 +108,14 @@ fn groups_that_are_written_during_a_sync_commit_with_one() {
     let mut bench = bench();
     bench.put(0, vec![item(0, None)], &[1]);
     bench.settle();
-    // Every payload before any header, every header before any sync.
     let of_payloads = |c: &Command| matches!(c, Command::WriteSlabs { .. });
     bench.put(0, vec![item(2, None)], &[2]);
-    while bench.in_flight().any(of_payloads) {
-        bench.perform();
-    }
+    bench.perform_where(of_payloads);
     let is_header = |c: &Command| matches!(c, Command::WriteHeaders { .. });
     assert!(bench.in_flight().any(is_header), "the first group commits");
     for (id, tag) in [(4, 3), (6, 4), (8, 5)] {
         bench.put(0, vec![item(id, None)], &[tag]);
+        bench.perform_where(|c| matches!(c, Command::PrepareSegment { .. }));
         bench.perform_where(of_payloads);
     }
     assert_eq!(bench.in_flight().filter(|c| of_payloads(c)).count(), 0);
