@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from mutants.__main__ import ROOT, Mutant, mutants, plant
+from mutants.__main__ import ROOT, Mutant, cargo_test, mutants, plant
 
 ALL = mutants()
 REQUIRED = {
@@ -37,3 +39,20 @@ def test_a_text_that_is_gone_or_there_twice_is_refused() -> None:
     for text in ("ab", "xx"):
         with pytest.raises(ValueError, match="m: its old text occurs"):
             plant(mutant, text)
+
+
+@pytest.mark.parametrize("mutant", [m for m in ALL if m.test], ids=lambda mutant: mutant.name)
+def test_the_test_that_finds_one_is_there(mutant: Mutant) -> None:
+    path, _, name = mutant.test.partition("::")
+    assert re.search(rf"^\s*fn {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+    assert not mutant.survives
+
+
+def test_cargo_is_told_where_a_test_is() -> None:
+    cargo = ["cargo", "test", "--locked", "-p"]
+    for test, command in {
+        "rust/store/src/sim/by_hand.rs::a": ["tiered-kv", "--lib", "a"],
+        "tests/store_load.rs::b": ["tiered-kv", "--test", "store_load", "b"],
+        "rust/io/tests/uring.rs::c": ["tiered-kv-io", "--test", "uring", "c"],
+    }.items():
+        assert cargo_test(test) == cargo + command
