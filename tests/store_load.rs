@@ -250,8 +250,8 @@ fn case_36_a_load_is_read_while_the_threads_that_write_stall() {
     put(&store, &chain(&namespace(&store), 2, 8));
     until("a write stalls", || disk.writes.load(Ordering::SeqCst) > 0);
     let loaded = get(&store, &keys, Some(Duration::from_secs(20))).wait();
-    assert_eq!(whole(&loaded, &keys), [Ok(()); 4], "they waited for the writes");
     disk.shut_writes(false);
+    assert_eq!(whole(&loaded, &keys), [Ok(()); 4], "they waited for the writes");
 }
 
 #[test]

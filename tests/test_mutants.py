@@ -56,3 +56,12 @@ def test_cargo_is_told_where_a_test_is() -> None:
         "rust/io/tests/uring.rs::c": ["tiered-kv-io", "--test", "uring", "c"],
     }.items():
         assert cargo_test(test) == cargo + command
+
+
+def test_the_table_of_planted_faults_names_those_of_the_list() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    rows = text.split("\n## Planted faults\n")[1].split("\n## ")[0]
+    named = re.findall(r"`([a-z]+(?:-[a-z]+)+)`", rows.split("|---|", 1)[1])
+    assert set(named) <= {mutant.name for mutant in ALL}
+    cases = {int(n) for n in re.findall(r"^\| (\d+) \|", rows, re.MULTILINE)}
+    assert cases >= {*range(1, 21), 25, 27, 31, 33, 35, 36}

@@ -162,7 +162,7 @@ class Bench:
             raise RuntimeError(message)
         if done.returncode == 0:
             return False, ""
-        panicked = re.search(r"panicked at [^\n]*\n(.*?)\nnote:", done.stdout, re.DOTALL)
+        panicked = re.search(r"panicked at [^\n]*\n(.*?)\n(?:note|stack)", done.stdout, re.DOTALL)
         said = panicked[1] if panicked else (done.stdout + done.stderr)[-200:]
         return True, " ".join(said.split())
 

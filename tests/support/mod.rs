@@ -59,7 +59,7 @@ pub fn seams(disk: Arc<dyn Disk>) -> Seams {
     Seams { open_disk, lock_directory: false, ..Seams::default() }
 }
 
-/// A disk in memory that counts reads and writes, and whose reads or writes stop while the gate is shut.
+/// A disk in memory that counts reads and writes, either of which stop while their gate is shut.
 pub struct GatedDisk {
     pub inner: MemDisk,
     pub reads: AtomicUsize,

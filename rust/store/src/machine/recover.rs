@@ -89,13 +89,14 @@ impl Machine {
         // Leaves first within a put, so that roots are younger.
         order.chunk_by_mut(|a, b| (a.0, a.1) == (b.0, b.1)).for_each(<[_]>::reverse);
         let (table, policy, now) = (&self.table, &mut self.policy, self.now.mono);
+        let staging = self.staging.on;
         let block = |id: BlockId| table.get(id).expect("just restored");
         let known = |at: usize| {
             let block = block(order[at].2);
             (block.key, block.info, block.home)
         };
         let of_policy = |(_, _, id): &(u64, u64, BlockId)| {
-            let standing = standings(table, *id).expect("just restored").drive;
+            let standing = standings(table, *id, staging).expect("just restored").drive;
             (*id, facts(Tier::Nvme, block(*id)), standing)
         };
         self.index.restore(order.len(), known, || {

@@ -1,13 +1,14 @@
 //! What must hold after a step beyond what calls return: of holds, chains, tombstones and tables.
 
 use super::faults::Counted;
-use super::world::{JOURNAL_PAGES, STORE, World, children};
+use super::world::{DRIVE, JOURNAL_PAGES, STORE, World, children};
 use crate::directory::read_journal;
 use crate::index::{FullKey, Residency};
 use crate::io::JOURNAL;
 use crate::log::{LogEntry, LogKind};
 use crate::machine::{Doomed, HoldId};
 use tiered_kv_io::Disk;
+use tiered_kv_types::record::RECORD_BYTES;
 use tiered_kv_types::{BlockKey, Buried, NamespaceId, RecordHeader, Tier, Tombstone};
 
 /// A hold that has not been used, and those of its blocks that are still the ones that it held.
@@ -29,8 +30,8 @@ impl World {
         }
     }
 
-    /// What the machine has just evicted was not the last copy of a held block, nor was it in memory
-    /// before its children.
+    /// What the machine has just evicted was not the last copy of a held block, nor did it leave
+    /// memory before its children.
     pub(super) fn check_evicted(&mut self, logged: &[LogEntry]) {
         let now = self.now.mono;
         self.holds.retain(|hold| hold.expires > now);
@@ -84,10 +85,10 @@ impl World {
     pub(super) fn check_tables(&self) {
         for number in 0..self.disks.len() {
             for Counted { record, header, .. } in self.counted_on(number as u16) {
-                let mut bytes = vec![0; tiered_kv_types::record::RECORD_BYTES];
+                let mut bytes = vec![0; DRIVE.header_stride as usize];
                 let disk = &self.disks[number];
                 disk.read_at(header.file, header.offset, &mut bytes).expect("reads");
-                let lies = RecordHeader::decode(&bytes).valid();
+                let lies = RecordHeader::decode(&bytes[..RECORD_BYTES]).valid();
                 assert_eq!(lies, Some(record), "drive {number}: believed, and not in the table");
             }
         }
