@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -122,19 +123,27 @@ class Bench:
         self.seeds = seeds
         copy_sources(self.sources)
 
-    def cargo(
-        self, command: list[str], timeout: float = BUILD_S
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs cargo in the copy."""
-        return subprocess.run(
+    def cargo(self, command: list[str], timeout: float = BUILD_S) -> tuple[int, str]:
+        """Runs cargo in the copy; its exit status and all that was said.
+
+        Raises:
+            subprocess.TimeoutExpired: It took too long. It is killed, with what it has started.
+        """
+        with subprocess.Popen(
             command,
             cwd=self.sources,
             env={**os.environ, "CARGO_TARGET_DIR": str(self.target)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout,
-            check=False,
-        )
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return process.returncode, said
 
     def build(self, mutant: Mutant) -> None:
         """Builds what is to find the mutant.
@@ -143,9 +152,10 @@ class Bench:
             RuntimeError: It does not compile.
         """
         tool = ["cargo", "build", "--locked", *TOOL]
-        done = self.cargo([*cargo_test(mutant.test)[:-1], "--no-run"] if mutant.test else tool)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr[-4000:])
+        test = [*cargo_test(mutant.test)[:-1], "--no-run"]
+        status, said = self.cargo(test if mutant.test else tool)
+        if status != 0:
+            raise RuntimeError(said[-4000:])
 
     def run(self, test: str) -> tuple[bool, str]:
         """Runs a test; whether it failed, and what it said.
@@ -154,17 +164,16 @@ class Bench:
             RuntimeError: There is no such test, or several.
         """
         try:
-            done = self.cargo([*cargo_test(test), "--", "--test-threads=1"], TEST_S)
+            status, output = self.cargo([*cargo_test(test), "--", "--test-threads=1"], TEST_S)
         except subprocess.TimeoutExpired:
             return True, f"does not end within {TEST_S} s"
-        if "running 1 test\n" not in done.stdout:
-            message = f"{test} is not one test:\n{(done.stdout + done.stderr)[-400:]}"
+        if "running 1 test\n" not in output:
+            message = f"{test} is not one test:\n{output[-400:]}"
             raise RuntimeError(message)
-        if done.returncode == 0:
+        if status == 0:
             return False, ""
-        panicked = re.search(r"panicked at [^\n]*\n(.*?)\n(?:note|stack)", done.stdout, re.DOTALL)
-        said = panicked[1] if panicked else (done.stdout + done.stderr)[-200:]
-        return True, " ".join(said.split())
+        panicked = re.search(r"panicked at [^\n]*\n(.*?)\n(?:note|stack)", output, re.DOTALL)
+        return True, " ".join((panicked[1] if panicked else output[-200:]).split())
 
     def search(self) -> tuple[int | None, str]:
         """The first seed that fails, and what it said; None where all of them pass.
