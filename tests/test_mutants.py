@@ -63,5 +63,8 @@ def test_the_table_of_planted_faults_names_those_of_the_list() -> None:
     rows = text.split("\n## Planted faults\n")[1].split("\n## ")[0]
     named = re.findall(r"`([a-z]+(?:-[a-z]+)+)`", rows.split("|---|", 1)[1])
     assert set(named) <= {mutant.name for mutant in ALL}
-    cases = {int(n) for n in re.findall(r"^\| (\d+) \|", rows, re.MULTILINE)}
-    assert cases >= {*range(1, 21), 25, 27, 31, 33, 35, 36}
+    cases = [int(n) for n in re.findall(r"^\| (\d+) \|", rows, re.MULTILINE)]
+    said = re.search(r"^Not tried.*: cases ([\d, ]+)\.$", rows, re.MULTILINE)
+    open_cases = [int(n) for n in said[1].split(",")] if said else []
+    assert {*cases, *open_cases} >= {*range(1, 21), 25, 27, 31, 33, 35, 36}
+    assert not {*cases} & {*open_cases}
