@@ -59,10 +59,11 @@ pub fn seams(disk: Arc<dyn Disk>) -> Seams {
     Seams { open_disk, lock_directory: false, ..Seams::default() }
 }
 
-/// A disk in memory that counts reads, and whose reads or writes stop while the gate is shut.
+/// A disk in memory that counts reads and writes, either of which stop while their gate is shut.
 pub struct GatedDisk {
     pub inner: MemDisk,
     pub reads: AtomicUsize,
+    pub writes: AtomicUsize,
     shut: Mutex<(bool, bool)>,
     opened: Condvar,
 }
@@ -72,6 +73,7 @@ impl GatedDisk {
         Arc::new(Self {
             inner: MemDisk::new(),
             reads: AtomicUsize::new(0),
+            writes: AtomicUsize::new(0),
             shut: Mutex::new((false, false)),
             opened: Condvar::new(),
         })
@@ -132,6 +134,7 @@ impl Disk for GatedDisk {
         self.inner.read_at(file, offset, buf)
     }
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
         self.pass(|shut| shut.1);
         self.inner.write_at(file, offset, buf)
     }

@@ -49,7 +49,7 @@ pub use engine::{
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
-pub use parallel::{in_parallel, recovery_threads};
+pub use parallel::{beside, in_parallel, recovery_threads};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use readonly::ReadOnlyDisk;

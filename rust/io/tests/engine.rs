@@ -1,7 +1,7 @@
 //! The blocking engine over disks that stall and fail, and the worker pool.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
@@ -139,12 +139,14 @@ fn the_next_load_is_read_while_the_one_before_it_is_handled() {
     })));
     let (sender, done) = channel();
     let first = AtomicUsize::new(0);
+    let was_read = Arc::new(AtomicBool::new(false));
+    let meanwhile = was_read.clone();
     let on_done: OnDone = Arc::new(move |done: IoDone| {
         if first.fetch_add(1, Ordering::SeqCst) == 0 {
             let reads = has_read.lock().expect("no panic");
             let long = std::time::Duration::from_secs(60);
             let both = (0..2).all(|_| reads.recv_timeout(long).is_ok());
-            assert!(both, "the one thread for loads waits for its first load to be handled");
+            meanwhile.store(both, Ordering::SeqCst);
         }
         sender.send(done.token).expect("the test listens");
     });
@@ -158,6 +160,8 @@ fn the_next_load_is_read_while_the_one_before_it_is_handled() {
     engine.submit((0..2).map(load).collect());
     let tokens: Vec<u64> = (0..2).map(|_| done.recv().expect("a load")).collect();
     assert!(tokens.contains(&0) && tokens.contains(&1), "{tokens:?}");
+    let both = was_read.load(Ordering::SeqCst);
+    assert!(both, "the one thread for loads waits for its first load to be handled");
 }
 
 fn create(token: u64, name: &str) -> IoRequest {

@@ -183,6 +183,13 @@ impl Bench {
         }
     }
 
+    /// Makes a call of which nothing is performed yet.
+    pub(in crate::sim) fn begin(&mut self, event: impl FnOnce(OpId) -> Event) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.feed(event(op));
+    }
+
     /// Makes a call and performs commands until it has ended; others may be left in flight.
     pub(in crate::sim) fn call(&mut self, event: impl FnOnce(OpId) -> Event) -> Outcome {
         let op = OpId(self.next_op);
