@@ -1,7 +1,7 @@
 //! What the store's tests share: small stores, disks that stall or count, blocks with known bytes.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,12 +59,21 @@ pub fn seams(disk: Arc<dyn Disk>) -> Seams {
     Seams { open_disk, lock_directory: false, ..Seams::default() }
 }
 
+/// The gates of a [`GatedDisk`].
+#[derive(Default)]
+struct Shut {
+    reads: bool,
+    writes: bool,
+    /// How many writes of blocks may pass; all where absent.
+    blocks: Option<usize>,
+}
+
 /// A disk in memory that counts reads and writes, either of which stop while their gate is shut.
 pub struct GatedDisk {
     pub inner: MemDisk,
     pub reads: AtomicUsize,
     pub writes: AtomicUsize,
-    shut: Mutex<(bool, bool)>,
+    shut: Mutex<Shut>,
     opened: Condvar,
 }
 
@@ -74,26 +83,33 @@ impl GatedDisk {
             inner: MemDisk::new(),
             reads: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
-            shut: Mutex::new((false, false)),
+            shut: Mutex::default(),
             opened: Condvar::new(),
         })
     }
 
     pub fn shut_reads(&self, shut: bool) {
-        self.shut.lock().0 = shut;
+        self.shut.lock().reads = shut;
         self.opened.notify_all();
     }
 
     pub fn shut_writes(&self, shut: bool) {
-        self.shut.lock().1 = shut;
+        self.shut.lock().writes = shut;
         self.opened.notify_all();
     }
 
-    fn pass(&self, is_shut: impl Fn(&(bool, bool)) -> bool) {
+    /// Lets so many writes of blocks pass, or all of them.
+    pub fn let_blocks(&self, blocks: Option<usize>) {
+        self.shut.lock().blocks = blocks;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self, is_shut: impl Fn(&Shut) -> bool) -> MutexGuard<'_, Shut> {
         let mut shut = self.shut.lock();
         // Not for ever: a test that fails while the gate is shut closes its store behind it.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while is_shut(&shut) && !self.opened.wait_until(&mut shut, until).timed_out() {}
+        shut
     }
 }
 
@@ -130,12 +146,17 @@ impl Disk for GatedDisk {
     }
     fn read_at(&self, file: FileId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        self.pass(|shut| shut.0);
+        drop(self.pass(|shut| shut.reads));
         self.inner.read_at(file, offset, buf)
     }
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.writes.fetch_add(1, Ordering::SeqCst);
-        self.pass(|shut| shut.1);
+        let is_block = buf.len() >= BLOCK;
+        let mut shut = self.pass(|shut| shut.writes || (is_block && shut.blocks == Some(0)));
+        if is_block {
+            shut.blocks = shut.blocks.map(|left| left.saturating_sub(1));
+        }
+        drop(shut);
         self.inner.write_at(file, offset, buf)
     }
     fn sync(&self, file: FileId) -> io::Result<()> {
