@@ -235,8 +235,7 @@ fn onboarding_keeps_the_copy_on_the_drive_and_evicting_a_clean_block_writes_noth
 }
 
 fn until(what: &str, holds: impl Fn() -> bool) {
-    // Sooner than the gates open by themselves.
-    let last = Instant::now() + Duration::from_secs(20);
+    let last = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < last, "never came: {what}");
         std::thread::yield_now();
@@ -258,19 +257,27 @@ fn case_36_a_load_is_read_while_the_threads_that_write_stall() {
 #[test]
 fn a_group_is_synced_before_the_payloads_of_the_next_are_written() {
     let (disk, store, _) = on_drive(1, |config| config.store_threads = 1);
-    let syncs = Arc::new(AtomicUsize::new(0));
-    let seen = syncs.clone();
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let seen = steps.clone();
     disk.inner.set_fault(Some(Box::new(move |op| {
-        seen.fetch_add(usize::from(matches!(op, DiskOp::Sync { .. })), Ordering::SeqCst);
+        match op {
+            DiskOp::WriteAt { len: BLOCK, .. } => seen.lock().push("payload"),
+            DiskOp::Sync { .. } => seen.lock().push("sync"),
+            _ => {}
+        }
         None
     })));
     disk.writes.store(0, Ordering::SeqCst);
-    disk.let_blocks(Some(0));
+    disk.shut_writes(true);
     put(&store, &chain(&namespace(&store), 2, 1));
     until("the first group stalls", || disk.writes.load(Ordering::SeqCst) > 0);
     // The next group, all of which is handed out when the first one's payload is written.
     put(&store, &chain(&namespace(&store), 3, 16));
-    disk.let_blocks(Some(1));
-    until("the first group is synced", || syncs.load(Ordering::SeqCst) > 0);
-    disk.let_blocks(None);
+    disk.let_long_writes(BLOCK, 1);
+    disk.shut_writes(false);
+    // While the payloads of the next group go no further.
+    until("the first group is synced", || steps.lock().contains(&"sync"));
+    assert_eq!(*steps.lock(), ["payload", "sync"]);
+    disk.let_long_writes(BLOCK, 100);
+    until("all is written", || steps.lock().iter().filter(|step| **step == "sync").count() > 1);
 }

@@ -1,7 +1,7 @@
 //! What the store's tests share: small stores, disks that stall or count, blocks with known bytes.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,22 +59,16 @@ pub fn seams(disk: Arc<dyn Disk>) -> Seams {
     Seams { open_disk, lock_directory: false, ..Seams::default() }
 }
 
-/// The gates of a [`GatedDisk`].
-#[derive(Default)]
-struct Shut {
-    reads: bool,
-    writes: bool,
-    /// How many writes of blocks may pass; all where absent.
-    blocks: Option<usize>,
-}
-
 /// A disk in memory that counts reads and writes, either of which stop while their gate is shut.
 pub struct GatedDisk {
     pub inner: MemDisk,
     pub reads: AtomicUsize,
     pub writes: AtomicUsize,
-    shut: Mutex<Shut>,
+    shut: Mutex<(bool, bool)>,
     opened: Condvar,
+    /// From how many bytes on a write is long, and how many more of these pass.
+    long: Mutex<Option<(usize, usize)>>,
+    long_opened: Condvar,
 }
 
 impl GatedDisk {
@@ -83,33 +77,51 @@ impl GatedDisk {
             inner: MemDisk::new(),
             reads: AtomicUsize::new(0),
             writes: AtomicUsize::new(0),
-            shut: Mutex::default(),
+            shut: Mutex::new((false, false)),
             opened: Condvar::new(),
+            long: Mutex::default(),
+            long_opened: Condvar::new(),
         })
     }
 
     pub fn shut_reads(&self, shut: bool) {
-        self.shut.lock().reads = shut;
+        self.shut.lock().0 = shut;
         self.opened.notify_all();
     }
 
     pub fn shut_writes(&self, shut: bool) {
-        self.shut.lock().writes = shut;
+        self.shut.lock().1 = shut;
         self.opened.notify_all();
     }
 
-    /// Lets so many writes of blocks pass, or all of them.
-    pub fn let_blocks(&self, blocks: Option<usize>) {
-        self.shut.lock().blocks = blocks;
-        self.opened.notify_all();
+    /// Lets `n` more writes of `bytes` or more through, and holds the rest of them.
+    pub fn let_long_writes(&self, bytes: usize, n: usize) {
+        *self.long.lock() = Some((bytes, n));
+        self.long_opened.notify_all();
     }
 
-    fn pass(&self, is_shut: impl Fn(&Shut) -> bool) -> MutexGuard<'_, Shut> {
+    fn pass_long(&self, bytes: usize) {
+        let mut long = self.long.lock();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while let Some((from, left)) = &mut *long {
+            if bytes < *from {
+                return;
+            }
+            if *left > 0 {
+                *left -= 1;
+                return;
+            }
+            if self.long_opened.wait_until(&mut long, until).timed_out() {
+                return;
+            }
+        }
+    }
+
+    fn pass(&self, is_shut: impl Fn(&(bool, bool)) -> bool) {
         let mut shut = self.shut.lock();
         // Not for ever: a test that fails while the gate is shut closes its store behind it.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while is_shut(&shut) && !self.opened.wait_until(&mut shut, until).timed_out() {}
-        shut
     }
 }
 
@@ -146,17 +158,13 @@ impl Disk for GatedDisk {
     }
     fn read_at(&self, file: FileId, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        drop(self.pass(|shut| shut.reads));
+        self.pass(|shut| shut.0);
         self.inner.read_at(file, offset, buf)
     }
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.writes.fetch_add(1, Ordering::SeqCst);
-        let is_block = buf.len() >= BLOCK;
-        let mut shut = self.pass(|shut| shut.writes || (is_block && shut.blocks == Some(0)));
-        if is_block {
-            shut.blocks = shut.blocks.map(|left| left.saturating_sub(1));
-        }
-        drop(shut);
+        self.pass(|shut| shut.1);
+        self.pass_long(buf.len());
         self.inner.write_at(file, offset, buf)
     }
     fn sync(&self, file: FileId) -> io::Result<()> {

@@ -6,6 +6,7 @@
 
 mod access;
 mod arena;
+mod beside;
 mod bitmap;
 mod buf;
 mod cancel;
@@ -33,6 +34,7 @@ mod vectored;
 mod whole;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
+pub use beside::beside;
 pub use buf::{AlignedBuf, ReadBuf};
 pub use cancel::CancelFlag;
 pub use checksum::{copy, copy_checked, crc32c};
@@ -49,7 +51,7 @@ pub use engine::{
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
-pub use parallel::{beside, in_parallel, recovery_threads};
+pub use parallel::{in_parallel, recovery_threads};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use readonly::ReadOnlyDisk;
