@@ -78,7 +78,13 @@ class WorkerSide:
     def start(self, step: Step) -> None:
         """Begins the loads of a step."""
         for blocks in step.loads:
-            future = self._loader.submit(self._load, blocks)
+            future: Future[set[int]] = Future()
+            try:
+                namespace = self._namespace(blocks.tenancy)
+                request = self._request(blocks, namespace)
+                future = self._loader.submit(self._load, blocks, namespace, request)
+            except TieredKvError as error:
+                future.set_exception(error)
             self._loads[blocks.request_id] = (blocks, future)
 
     def save(self, step: Step) -> None:
@@ -171,13 +177,11 @@ class WorkerSide:
                         one.release()
             self._store.publish(reservation)
 
-    def _load(self, blocks: Blocks) -> set[int]:
+    def _load(self, blocks: Blocks, namespace: Namespace, request: Request) -> set[int]:
         """Fills the engine's blocks; returns those that were not.
 
         A batch is read from the drives while the one before it is copied.
         """
-        namespace = self._namespace(blocks.tenancy)
-        request = self._request(blocks, namespace)
         keys = blocks.keys_of(self._rank)
         size = max(1, _BATCH_BYTES // self._paged.block_bytes)
         count = len(blocks.block_ids)
