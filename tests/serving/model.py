@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-import torch
-import transformers as tf
-
 VOCABULARY = 128
 
 
 def make(directory: str, seed: int) -> None:
     """Writes a model of random weights: its answers depend on all that it was given."""
+    import torch
+    import transformers as tf
+
     torch.manual_seed(seed)
     config = tf.LlamaConfig(
         vocab_size=VOCABULARY,

@@ -2,8 +2,9 @@
 
 A job has `model`, a directory; `engine`, further arguments of `LLM`; `transfer`, the value of
 `--kv-transfer-config` or null; and `rounds`. A round has `prompts` of token ids, `max_tokens`, and
-optionally `salts`, one a prompt, and `reset`: whether the engine's own cache is emptied before it,
-or, where it is "external", also the connector's.
+optionally `salts`, one a prompt; `follow`: whether each prompt comes behind that of the last round
+and its answer; and `reset`: whether the engine's own cache is emptied before it, or, where it is
+"external", also the connector's.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ def _counted(llm: Any, name: str) -> int:
     return sum(int(one.value) for one in llm.get_metrics() if one.name == name)
 
 
-def _round(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
+def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     reset = None
     if job.get("reset"):
         reset = llm.reset_prefix_cache(reset_connector=job["reset"] == "external")
     before = _counted(llm, "vllm:external_prefix_cache_hits")
-    prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+    asked = job["prompts"]
+    if job.get("follow"):
+        asked = [old + new for old, new in zip(history, asked, strict=True)]
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": ids} for ids in asked]
     for prompt, salt in zip(prompts, job.get("salts") or [], strict=False):
         if salt:
             prompt["cache_salt"] = salt
@@ -34,8 +38,10 @@ def _round(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
         temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
     )
     done = llm.generate(prompts, sampling, use_tqdm=False)
+    outputs = [list(one.outputs[0].token_ids) for one in done]
+    history[:] = [ids + answer for ids, answer in zip(asked, outputs, strict=True)]
     return {
-        "outputs": [list(one.outputs[0].token_ids) for one in done],
+        "outputs": outputs,
         "reasons": [one.outputs[0].finish_reason for one in done],
         "cached": [one.num_cached_tokens for one in done],
         "external": _counted(llm, "vllm:external_prefix_cache_hits") - before,
@@ -63,7 +69,8 @@ def main(path: str) -> None:
     if job.get("transfer") is not None:
         options["kv_transfer_config"] = job["transfer"]
     llm = LLM(model=job["model"], **options)
-    rounds = [_round(llm, one) for one in job["rounds"]]
+    history: list[list[int]] = []
+    rounds = [_round(llm, one, history) for one in job["rounds"]]
     Path(f"{path}.out").write_text(json.dumps(rounds))
     llm.llm_engine.engine_core.shutdown()
 

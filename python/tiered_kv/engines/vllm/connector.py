@@ -37,9 +37,7 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         UnsupportedError: The model or its configuration is not served; the message names it.
     """
 
-    def __init__(
-        self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
-    ) -> None:
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._options = Options.parse(transfer.kv_connector_extra_config)
@@ -130,9 +128,7 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         tokens = self._side().matched(request, num_computed_tokens)
         return tokens, tokens > 0
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes where the blocks to be loaded go."""
         self._side().allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
@@ -151,7 +147,9 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         )
 
     def request_finished(
-        self, request: Any, block_ids: list[int]  # noqa: ARG002
+        self,
+        request: Any,
+        block_ids: list[int],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
         """Forgets a request, whose blocks are free at once: saves have copied them."""
         self._side().finished(request.request_id)

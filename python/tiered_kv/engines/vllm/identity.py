@@ -190,10 +190,7 @@ def _adapter_files(directory: Path) -> list[Path]:
 def _kernels(config: Any) -> str:
     """The attention kernels of all layers, which decide how elements are packed."""
     layers = get_layers_from_vllm_config(config, AttentionLayerBase)
-    names = {
-        f"{layer.get_attn_backend().get_name()}{_isa(layer)}"
-        for layer in layers.values()
-    }
+    names = {f"{layer.get_attn_backend().get_name()}{_isa(layer)}" for layer in layers.values()}
     return ",".join(sorted(names))
 
 

@@ -131,7 +131,8 @@ class SchedulerSide:
         except TieredKvError as error:
             self._fault(error)
             return 0
-        return max(0, min(hits * self._tokens, request.num_tokens - 1 - computed))
+        left: int = request.num_tokens - 1 - computed
+        return max(0, min(hits * self._tokens, left))
 
     def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
         """Notes that the engine has made room for `external` tokens to be loaded."""
@@ -209,10 +210,11 @@ class SchedulerSide:
             _LOG.warning("a reset must wait: steps that save blocks are in progress")
             return False
         try:
-            return all([self._forget(rank) for rank in self._ranks])
+            forgotten = [self._forget(rank) for rank in self._ranks]
         except TieredKvError as error:
             _LOG.warning("blocks of before the reset are still there: %s", error)
             return False
+        return all(forgotten)
 
     def close(self) -> None:
         """Lets go of everything."""
@@ -315,10 +317,11 @@ def _context(request: Any) -> RequestContext:
     told = params.get("tiered_kv") if isinstance(params, dict) else None
     told = told if isinstance(told, dict) else {}
     turn = told.get("turn")
-    fits = type(turn) is int and 0 <= turn < 1 << 31
+    if type(turn) is not int or not 0 <= turn < 1 << 31:
+        turn = 0
     return RequestContext(
         session=_label(told.get("session") or request.session_id),
-        turn=turn if fits else 0,
+        turn=turn,
         tenant=_label(told.get("tenant")),
         kind=_label(told.get("kind")),
     )
