@@ -71,13 +71,21 @@ def transfer(path: Path, policy: str = "recompute", **options: Any) -> dict[str,
     }
 
 
-def run(python: Path, job: Path, **fields: Any) -> tuple[list[Round], str]:
-    """Runs a job; returns its rounds and what was logged."""
-    told = fields.pop("env", {})
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What came of a job: its rounds, what the store had counted at the end, and the log."""
+
+    rounds: list[Round]
+    stats: dict[str, Any]
+    log: str
+
+
+def run(python: Path, job: Path, *, env: dict[str, str] | None = None, **fields: Any) -> Answers:
+    """Runs a job, described in the file `job`, and expects it to end well."""
     job.write_text(json.dumps(fields))
     done = subprocess.run(
         [python, HERE / "offline.py", job],
-        env=environment() | told,
+        env=environment() | (env or {}),
         timeout=LIMIT_S,
         capture_output=True,
         text=True,
@@ -85,4 +93,5 @@ def run(python: Path, job: Path, **fields: Any) -> tuple[list[Round], str]:
     )
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-4000:]
-    return [Round(**one) for one in json.loads(Path(f"{job}.out").read_text())], log
+    found = json.loads(Path(f"{job}.out").read_text())
+    return Answers([Round(**one) for one in found["rounds"]], found["stats"], log)

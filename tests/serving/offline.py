@@ -4,7 +4,7 @@ A job has `model`, a directory; `engine`, further arguments of `LLM`; `transfer`
 `--kv-transfer-config` or null; and `rounds`. A round has `prompts` of token ids, `max_tokens`, and
 optionally `salts`, one a prompt; `follow`: whether each prompt comes behind that of the last round
 and its answer; and `reset`: whether the engine's own cache is emptied before it, or, where it is
-"external", also the connector's.
+"external", also the connector's. With `stats`, the default, the store of this process is asked.
 """
 
 from __future__ import annotations
@@ -71,7 +71,12 @@ def main(path: str) -> None:
     llm = LLM(model=job["model"], **options)
     history: list[list[int]] = []
     rounds = [_round(llm, one, history) for one in job["rounds"]]
-    Path(f"{path}.out").write_text(json.dumps(rounds))
+    stats = {}
+    if job.get("transfer") is not None and job.get("stats", True):
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        stats = get_kv_transfer_group().stats()
+    Path(f"{path}.out").write_text(json.dumps({"rounds": rounds, "stats": stats}, default=str))
     llm.llm_engine.engine_core.shutdown()
 
 

@@ -58,6 +58,10 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """A dropped save is a later miss: nothing waits for one."""
         return False
 
+    def stats(self) -> dict[str, Any]:
+        """What a worker's store counts; empty in the scheduler."""
+        return self._worker.stats() if self._worker is not None else {}
+
     # The worker's side.
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:

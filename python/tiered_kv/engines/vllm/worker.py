@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tiered_kv import Namespace, NamespaceSpec, Request, TieredKvError
 from tiered_kv.blocking import BlockingStore
@@ -67,6 +68,7 @@ class WorkerSide:
         self._failed: set[int] = set()
         self._saved_steps = 0
         self.faults = 0
+        self.cut_loads = 0
         have = self._store.stats()["nvme"]
         _LOG.warning("tiered-kv serves rank %d from %s: %s", rank, self._directory, have)
 
@@ -74,6 +76,11 @@ class WorkerSide:
     def owner(self) -> Owner:
         """What the scheduler needs to attach."""
         return Owner(str(self._directory), self._spec)
+
+    def stats(self) -> dict[str, Any]:
+        """What the store counts, and `adapter`: faults and loads cut short."""
+        ours = {"faults": self.faults, "cut_loads": self.cut_loads}
+        return {**self._store.stats(), "adapter": ours}
 
     def start(self, step: Step) -> None:
         """Begins the loads of a step."""
@@ -194,10 +201,23 @@ class WorkerSide:
                 hits = leases.hits
                 views = [leases[at] for at in range(hits)]
                 self._paged.write(blocks.block_ids[first : first + hits], views)
+                views.clear()
+                why = None if hits == last - first else leases.reasons[hits]
             if hits < last - first:
+                self._cut(count - first - hits, why)
                 # A block is of no use without those before it.
                 return set(blocks.block_ids[first + hits :])
         return set()
+
+    def _cut(self, blocks: int, why: str | None) -> None:
+        """Counts a load that was cut short, and tells of the first one."""
+        self.cut_loads += 1
+        if self.cut_loads == 1:
+            _LOG.warning(
+                "a load was cut by %d blocks (%s), which are computed again, as with later ones",
+                blocks,
+                why,
+            )
 
     def _fault(self, what: str, error: BaseException) -> None:
         """Counts a fault, which is a miss, and tells of the first one."""
