@@ -89,8 +89,8 @@ def stored(
 ) -> list[Round]:
     """The rounds of an engine with a new store, which is full of them afterwards."""
     job = tmp_path_factory.mktemp("stored") / "job.json"
-    fields = {"model": str(model), "transfer": jobs.transfer(store), "rounds": EVERYTHING}
-    return jobs.run(python, job, **fields).rounds
+    transfer = jobs.transfer(store)
+    return jobs.run(python, job, model=str(model), transfer=transfer, rounds=EVERYTHING).rounds
 
 
 @pytest.fixture

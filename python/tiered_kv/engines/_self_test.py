@@ -7,11 +7,11 @@ import os
 from tiered_kv import IoFaultError, KvLayout, NamespaceSpec
 from tiered_kv.blocking import BlockingStore
 
-_BLOCKS, _BLOCK_BYTES = 4, 16384
+_BLOCKS = 2
 _LIMIT_S = 30.0
 
 
-def self_test(store: BlockingStore) -> None:
+def self_test(store: BlockingStore, block_bytes: int) -> None:
     """Stores random blocks, makes them durable, reads them back, and deletes them again.
 
     An engine that logs a failing cache and goes on would have no hit for ever, and nobody would
@@ -19,15 +19,17 @@ def self_test(store: BlockingStore) -> None:
 
     Args:
         store: An open store.
+        block_bytes: Bytes of a block: those of the blocks to be served, since a store that is full
+            would clear a segment for blocks of another size.
 
     Raises:
         IoFaultError: A step of it failed; the message says which.
         TieredKvError: The store refused a call.
     """
-    spec = NamespaceSpec("self-test", "none", "bytes", KvLayout(1, _BLOCK_BYTES))
+    spec = NamespaceSpec("self-test", "none", "bytes", KvLayout(1, block_bytes))
     ns = store.namespace(spec)
     keys = ns.keys_from_opaque([os.urandom(32) for _ in range(_BLOCKS)])
-    blocks = [os.urandom(_BLOCK_BYTES) for _ in range(_BLOCKS)]
+    blocks = [os.urandom(block_bytes) for _ in range(_BLOCKS)]
     put = store.put(ns, keys, blocks, chain=False, wait=_LIMIT_S)
     if put.stored != _BLOCKS:
         raise _failed(f"of {_BLOCKS} blocks {put.stored} were stored: {put.statuses}")

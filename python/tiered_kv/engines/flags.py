@@ -108,7 +108,7 @@ def _restarted(directory: str) -> int:
     spec = NamespaceSpec("check", "none", "bytes", KvLayout(1, _BLOCK_BYTES))
     contents = [os.urandom(_BLOCK_BYTES) for _ in range(_BLOCKS)]
     with BlockingStore.open(config) as store:
-        self_test(store)
+        self_test(store, _BLOCK_BYTES)
         ns = store.namespace(spec)
         keys = ns.keys_from_tokens(range(_BLOCKS))
         store.put(ns, keys, contents, wait=config.put_timeout_s)

@@ -55,7 +55,7 @@ class WorkerSide:
         self._load_timeout_s = load_timeout_s
         self._store = BlockingStore.open(config)
         try:
-            self_test(self._store)
+            self_test(self._store, paged.block_bytes)
             self._store.namespace(spec)
         except BaseException:
             self._store.close()
