@@ -10,6 +10,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
+from tiered_kv import ConfigError
 from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of
 from tiered_kv.engines.vllm.messages import Owner, Saved, Step
 from tiered_kv.engines.vllm.options import Options
@@ -41,6 +42,9 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._options = Options.parse(transfer.kv_connector_extra_config)
+        if transfer.kv_role != "kv_both":
+            message = f"kv_transfer_config: `kv_role` is {transfer.kv_role!r}: give kv_both"
+            raise ConfigError(message, op="engines")
         self._tokens = block_tokens(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpec
 from tiered_kv import ConfigError, KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv._core import blake3
 from tiered_kv.engines._fingerprint import (
+    WEIGHT_SUFFIXES,
     cache_file,
     config_fingerprint,
     file_digests,
@@ -21,6 +22,9 @@ from tiered_kv.engines._fingerprint import (
 )
 from tiered_kv.engines._identity import rope_parameters
 from tiered_kv.engines.vllm.paged import PagedCache
+
+
+_KINDS = (*WEIGHT_SUFFIXES, ".pt", ".pth")
 
 
 class Place(NamedTuple):
@@ -170,9 +174,7 @@ def _unsupported(text: str) -> UnsupportedError:
 
 def _weights(model: Any, load_format: str) -> str:
     # Random weights come from no file, though there may be some.
-    made_up = load_format == "dummy"
-    directory = None if made_up else local_directory(model.model, model.revision)
-    files = [] if directory is None else weight_files(directory)
+    files = [] if load_format == "dummy" else _files(Path(model.model), model)
     if not files:
         message = (
             f"vllm: no weight files of {model.model} are on this machine to tell its revision by: "
@@ -180,6 +182,16 @@ def _weights(model: Any, load_format: str) -> str:
         )
         raise ConfigError(message, op="engines")
     return blake3("\n".join(file_digests(files, cache_file())).encode())
+
+
+def _files(name: Path, model: Any) -> list[Path]:
+    if name.is_file():  # GGUF
+        return [name]
+    directory = local_directory(model.model, model.revision)
+    if directory is None:
+        return []
+    # Of whatever kind: which one vLLM loads is its own matter.
+    return sorted(path for kind in _KINDS for path in directory.glob(f"*{kind}"))
 
 
 def _adapter_files(directory: Path) -> list[Path]:

@@ -71,6 +71,10 @@ class Options:
                 f"{', '.join(get_args(OnReset))}"
             )
             raise ConfigError(message, op="engines")
+        weights = extra.get("weights", "")
+        if not isinstance(weights, str):
+            message = f"kv_connector_extra_config: `weights` is {weights!r}: give a text"
+            raise ConfigError(message, op="engines")
         store = {name: extra[name] for name in extra if name in _PASSED_ON}
         filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
         if filled.dram_capacity == 0:
@@ -81,7 +85,7 @@ class Options:
             raise ConfigError(message, op="engines")
         return cls(
             path=Path(path),
-            weights=str(extra.get("weights", "")),
+            weights=weights,
             on_reset=cast("OnReset", on_reset),
             load_timeout_s=filled.load_timeout_s,
             store=store,

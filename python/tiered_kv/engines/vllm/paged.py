@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tiered_kv import UnsupportedError
+from tiered_kv._core import blake3
 from tiered_kv.torch import view
 
 
@@ -58,9 +59,12 @@ class PagedCache:
         return ",".join(sorted({str(one.dtype).removeprefix("torch.") for one in self._layers}))
 
     def describe(self) -> str:
-        """Shape and order in memory of every layer's block, equal ones once."""
-        shapes = {f"{tuple(one.shape[1:])}/{tuple(one.stride()[1:])}" for one in self._layers}
-        return f"{len(self._layers)} layers {' '.join(sorted(shapes))}"
+        """Type, shape and order in memory of every layer's block: each once, and a digest of all."""
+        shapes = [
+            f"{one.dtype}{tuple(one.shape[1:])}/{tuple(one.stride()[1:])}" for one in self._layers
+        ]
+        order = blake3(";".join(shapes).encode())
+        return f"{len(shapes)} layers {' '.join(sorted(set(shapes)))} {order[:32]}"
 
     def read(self, block_ids: Sequence[int], buffers: Sequence[Any]) -> None:
         """Copies blocks of the engine into writable buffers of a block each."""

@@ -206,7 +206,7 @@ class SchedulerSide:
         """
         if self._options.on_reset == "keep":
             return True
-        if not self._ranks or self._unsaved_steps:
+        if not self._ranks or self._unsaved_steps > 0:
             _LOG.warning("a reset must wait: steps that save blocks are in progress")
             return False
         try:
