@@ -23,7 +23,6 @@ from tiered_kv.engines._fingerprint import (
 from tiered_kv.engines._identity import rope_parameters
 from tiered_kv.engines.vllm.paged import PagedCache
 
-
 _KINDS = (*WEIGHT_SUFFIXES, ".pt", ".pth")
 
 

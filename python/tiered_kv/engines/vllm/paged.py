@@ -59,7 +59,7 @@ class PagedCache:
         return ",".join(sorted({str(one.dtype).removeprefix("torch.") for one in self._layers}))
 
     def describe(self) -> str:
-        """Type, shape and order in memory of every layer's block: each once, and a digest of all."""
+        """Type, shape and order in memory of each layer's block, with a digest of all."""
         shapes = [
             f"{one.dtype}{tuple(one.shape[1:])}/{tuple(one.stride()[1:])}" for one in self._layers
         ]
