@@ -68,7 +68,7 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def model(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jobs.make_model(python, tmp_path_factory.mktemp("model") / "tiny")
+    return jobs.make("model", python, tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_a_restarted_engine_finds_what_is_on_the_drive(
 def test_other_weights_find_nothing(
     python: Path, again: Callable[..., Answers], tmp_path: Path
 ) -> None:
-    other = jobs.make_model(python, tmp_path / "tiny", seed=1)
+    other = jobs.make("model", python, tmp_path / "tiny", seed=1)
     assert again([{"prompts": FIRST}], model=str(other)).rounds[0].external == 0
 
 
@@ -203,7 +203,7 @@ def test_preempted_requests_get_their_blocks_back(
     again: Callable[..., Answers], plain: list[Round]
 ) -> None:
     told = {"prompts": MANY, "max_tokens": LONG}
-    engine = {"num_gpu_blocks_override": 24, "max_num_seqs": 4}
+    engine = {"num_gpu_blocks_override": 24, "max_num_seqs": 4, "max_model_len": 512}
     found = again([told, {**told, "reset": True}], engine=engine)
     assert found.rounds[0].preemptions > 0
     assert found.rounds[1].preemptions > found.rounds[0].preemptions

@@ -145,7 +145,7 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def model(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jobs.make_model(python, tmp_path_factory.mktemp("model") / "tiny")
+    return jobs.make("model", python, tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture

@@ -52,9 +52,9 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, **ours}
 
 
-def make_model(python: Path, directory: Path, seed: int = 0) -> Path:
-    """A tiny model in a directory."""
-    command = [str(python), str(HERE / "model.py"), str(directory), str(seed)]
+def make(what: str, python: Path, directory: Path, seed: int = 0) -> Path:
+    """A tiny "model" in a directory, or an "adapter" of it."""
+    command = [str(python), str(HERE / "model.py"), what, str(directory), str(seed)]
     subprocess.run(command, check=True, env=environment(), timeout=LIMIT_S, capture_output=True)
     return directory
 

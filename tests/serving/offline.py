@@ -4,7 +4,7 @@ A job has `model`, a directory; `engine`, further arguments of `LLM`; `transfer`
 `--kv-transfer-config` or null; and `rounds`. A round has `prompts` of token ids, `max_tokens`, and
 optionally `salts`, one a prompt; `follow`: whether each prompt comes behind that of the last round
 and its answer; and `reset`: whether the engine's own cache is emptied before it, or, where it is
-"external", also the connector's. With `stats`, the default, the store of this process is asked.
+"external", also the connector's; and `lora`: the number and the directory of an adapter. With `stats`, the default, the store of this process is asked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str,
     sampling = SamplingParams(
         temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
     )
-    done = llm.generate(prompts, sampling, use_tqdm=False)
+    lora = None
+    if job.get("lora"):
+        from vllm.lora.request import LoRARequest
+
+        number, directory = job["lora"]
+        lora = LoRARequest("adapter", number, directory)
+    done = llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     outputs = [list(one.outputs[0].token_ids) for one in done]
     history[:] = [ids + answer for ids, answer in zip(asked, outputs, strict=True)]
     return {

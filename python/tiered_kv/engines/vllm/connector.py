@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.logger import init_logger
 
 from tiered_kv import ConfigError
 from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of
@@ -18,7 +18,7 @@ from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
 from tiered_kv.engines.vllm.worker import WorkerSide
 
-_LOG = logging.getLogger("tiered_kv.engines.vllm")
+_LOG = init_logger("vllm.tiered_kv")
 
 
 class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes are Any here

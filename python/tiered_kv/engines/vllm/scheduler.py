@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from vllm.logger import init_logger
 
 from tiered_kv import (
     KEY_BYTES,
@@ -23,7 +24,7 @@ from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy, part
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.operator import namespaces
 
-_LOG = logging.getLogger("tiered_kv.engines.vllm")
+_LOG = init_logger("vllm.tiered_kv")
 
 _HOLD_S = 60.0
 _NAMESPACES_KEPT = 1024

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from vllm.logger import init_logger
 
 from tiered_kv import Namespace, NamespaceSpec, Request, TieredKvError
 from tiered_kv.blocking import BlockingStore
@@ -16,7 +17,7 @@ from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step, Tenancy, part
 from tiered_kv.engines.vllm.paged import PagedCache
 
-_LOG = logging.getLogger("tiered_kv.engines.vllm")
+_LOG = init_logger("vllm.tiered_kv")
 
 # Of a load, so much is pinned at a time, however long the prompt.
 _BATCH_BYTES = 32 << 20
@@ -70,7 +71,7 @@ class WorkerSide:
         self.faults = 0
         self.cut_loads = 0
         have = self._store.stats()["nvme"]
-        _LOG.warning("tiered-kv serves rank %d from %s: %s", rank, self._directory, have)
+        _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have)
 
     @property
     def owner(self) -> Owner:
