@@ -44,7 +44,7 @@ def test_each_rank_has_its_directory_and_its_share(tmp_path: Path) -> None:
     assert [one.stat().st_mode & 0o777 for one in (made, made.parent)] == [0o700, 0o700]
     config = options.store_config(made, 4)
     assert (config.nvme_capacity, config.dram_capacity) == (256 << 20, 64 << 20)
-    assert (list(config.nvme_paths), config.drive_stall_s) == ([str(made)], 3)
+    assert (config.nvme_paths, config.drive_stall_s) == ((str(made),), 3)
 
 
 def test_ranks_share_the_default_memory_too(tmp_path: Path) -> None:

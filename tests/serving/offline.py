@@ -1,10 +1,13 @@
 """Runs vLLM in this process: `python offline.py JOB`, a JSON file; the answers go to `JOB.out`.
 
 A job has `model`, a directory; `engine`, further arguments of `LLM`; `transfer`, the value of
-`--kv-transfer-config` or null; and `rounds`. A round has `prompts` of token ids, `max_tokens`, and
-optionally `salts`, one a prompt; `follow`: whether each prompt comes behind that of the last round
-and its answer; and `reset`: whether the engine's own cache is emptied before it, or, where it is
-"external", also the connector's; and `lora`: the number and the directory of an adapter. With `stats`, the default, the store of this process is asked.
+`--kv-transfer-config` or null; `stats`, whether the store of this process is asked at the end, as
+it is by default; and `rounds`.
+
+A round has `prompts` of token ids, `max_tokens`, and optionally `salts`, one a prompt; `follow`,
+whether each prompt comes behind that of the last round and its answer; `lora`, the number and the
+directory of an adapter; and `reset`, whether the engine's own cache is emptied before it, or, where
+it is "external", also the connector's.
 """
 
 from __future__ import annotations
