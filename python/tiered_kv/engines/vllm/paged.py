@@ -78,10 +78,12 @@ class PagedCache:
 
         It returns when the copies are in place, on an accelerator too.
         """
-        for block, buffer in zip(block_ids, buffers, strict=True):
-            whole = view(buffer, torch.uint8, (self.block_bytes,))
-            for layer, part in zip(self._layers, self._parts, strict=True):
-                layer[block].copy_(_typed(whole[part], layer))
+        # Where vLLM has made its cache of inference tensors, nobody may change it elsewhere.
+        with torch.inference_mode():
+            for block, buffer in zip(block_ids, buffers, strict=True):
+                whole = view(buffer, torch.uint8, (self.block_bytes,))
+                for layer, part in zip(self._layers, self._parts, strict=True):
+                    layer[block].copy_(_typed(whole[part], layer))
         if self._layers and self._layers[0].device.type != "cpu":
             torch.accelerator.synchronize()
 

@@ -19,8 +19,10 @@ from tiered_kv.engines.vllm.paged import PagedCache
 
 _LOG = init_logger("vllm.tiered_kv")
 
-# Of a load, so much is pinned at a time, however long the prompt.
+# Of a load, so much is pinned at a time, however long the prompt: at most this, and this part of
+# host memory, of which only so much may be leased.
 _BATCH_BYTES = 32 << 20
+_BATCH_PART = 8
 _NAMESPACES_KEPT = 1024
 
 
@@ -70,8 +72,10 @@ class WorkerSide:
         self._saved_steps = 0
         self.faults = 0
         self.cut_loads = 0
-        have = self._store.stats()["nvme"]
-        _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have)
+        have = self._store.stats()
+        batch = min(_BATCH_BYTES, have["dram"]["capacity_bytes"] // _BATCH_PART)
+        self._batch = max(1, batch // paged.block_bytes)
+        _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have["nvme"])
 
     @property
     def owner(self) -> Owner:
@@ -191,8 +195,7 @@ class WorkerSide:
         A batch is read from the drives while the one before it is copied.
         """
         keys = blocks.keys_of(self._rank)
-        size = max(1, _BATCH_BYTES // self._paged.block_bytes)
-        count = len(blocks.block_ids)
+        size, count = self._batch, len(blocks.block_ids)
         for first in range(0, count, size):
             last = min(first + size, count)
             self._store.prefetch(namespace, part(keys, last, min(last + size, count)))
