@@ -5,6 +5,7 @@ Each function here that begins with `check_` is run; `OUT` gets, by name, what w
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -16,7 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    HiddenStateCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+)
 
 from tiered_kv import KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv.blocking import BlockingStore
@@ -31,14 +39,23 @@ FULL = FullAttentionSpec(block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=
 WINDOW = SlidingWindowSpec(
     block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64
 )
+LATENT = MLAAttentionSpec(block_size=TOKENS, num_kv_heads=1, head_size=64, dtype=torch.float32)
+HIDDEN = HiddenStateCacheSpec(block_size=TOKENS, num_kv_heads=1, head_size=64, dtype=torch.float32)
+DROPS = RSWASpec(
+    block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32, rswa_window=64
+)
 STATE = MambaSpec(block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
 def _refusal(specs: list[Any], **changes: Any) -> str:
     parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     drafts = changes.pop("speculative", None)
+    model = {"is_prefix_caching_supported": True, "is_diffusion": False, "architectures": ["M"]}
+    model.update(changes.pop("model", {}))
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(**{**parallel, **changes}), speculative_config=drafts
+        model_config=SimpleNamespace(**model),
+        parallel_config=SimpleNamespace(**{**parallel, **changes}),
+        speculative_config=drafts,
     )
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
     try:
@@ -55,6 +72,12 @@ def check_what_is_not_served_is_refused_by_name() -> None:
     assert "MambaSpec" in _refusal([FULL, STATE])
     assert "2 groups" in _refusal([FULL, WINDOW])
     assert "decode_context_parallel_size" in _refusal([FULL], decode_context_parallel_size=2)
+    assert _refusal([LATENT]) == ""
+    assert "HiddenStateCacheSpec" in _refusal([HIDDEN])
+    assert "RSWASpec" in _refusal([DROPS])
+    assert "causal" in _refusal([dataclasses.replace(FULL, non_causal=True)])
+    for unfit in ({"is_prefix_caching_supported": False}, {"is_diffusion": True}):
+        assert "no prefix caching for M" in _refusal([FULL], model=unfit)
     eagle = SimpleNamespace(method="eagle", uses_draft_kv_cache=lambda: True)
     assert "eagle" in _refusal([FULL], speculative=eagle)
     ngram = SimpleNamespace(method="ngram", uses_draft_kv_cache=lambda: False)

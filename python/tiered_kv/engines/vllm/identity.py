@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import vllm
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from tiered_kv import ConfigError, KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv._core import blake3
@@ -63,13 +67,20 @@ def block_tokens(config: Any, cache_config: Any) -> int:
     Raises:
         UnsupportedError: It does not; the message names the option.
     """
+    model = config.model_config
+    if not model.is_prefix_caching_supported or model.is_diffusion:
+        raise _unsupported(
+            f"vLLM has no prefix caching for {', '.join(model.architectures or ())}, since what a "
+            "token's keys and values are depends on more than the tokens before it, or its pooling "
+            "needs all tokens: leave `--kv-transfer-config` out"
+        )
     groups = cache_config.kv_cache_groups
     if len(groups) != 1 or not _whole(groups[0].kv_cache_spec):
         kinds = ", ".join(sorted({type(one.kv_cache_spec).__name__ for one in groups}))
         raise _unsupported(
             f"the model keeps caches of kinds that are not served yet ({len(groups)} groups: "
-            f"{kinds}); only attention to all tokens is, or what vLLM serves as such with "
-            "`--disable-hybrid-kv-cache-manager`"
+            f"{kinds}); only causal attention to all tokens before is, or what vLLM serves as such "
+            "with `--disable-hybrid-kv-cache-manager`"
         )
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -162,9 +173,11 @@ class Adapters:
 
 
 def _whole(spec: Any) -> bool:
-    """Whether every block of a request is kept until its end."""
+    """Whether every block is kept until its request's end, and is of the tokens up to its end."""
     parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
-    return all(isinstance(part, FullAttentionSpec) for part in parts)
+    # Of these types alone: their subclasses drop blocks, or keep what is no attention's.
+    known = (FullAttentionSpec, MLAAttentionSpec)
+    return all(type(part) in known and not part.non_causal for part in parts)
 
 
 def _unsupported(text: str) -> UnsupportedError:
