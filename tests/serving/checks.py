@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     HiddenStateCacheSpec,
@@ -28,7 +29,7 @@ from vllm.v1.kv_cache_interface import (
 
 from tiered_kv import KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv.blocking import BlockingStore
-from tiered_kv.engines.vllm.identity import Adapters, block_tokens
+from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
@@ -116,6 +117,42 @@ def check_layers_in_another_order_are_another_layout() -> None:
     int_first = {"a": float_first["b"], "b": float_first["a"]}
     described = [PagedCache(one, 2).describe() for one in (float_first, int_first, float_first)]
     assert described[0] == described[2] != described[1]
+
+
+def _identity(**changes: Any) -> NamespaceSpec:
+    """The namespace of a model that is configured in some way."""
+    model = {
+        "architectures": ["M"],
+        "dtype": torch.float32,
+        "hf_config": PretrainedConfig(),
+        "max_model_len": 4096,
+        "quantization": None,
+        "quantization_config": None,
+    }
+    load: dict[str, Any] = {"load_format": "auto", "model_loader_extra_config": {}}
+    for name, value in changes.items():
+        (load if name in load else model)[name] = value
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        load_config=SimpleNamespace(**load),
+        model_config=SimpleNamespace(**model),
+    )
+    paged = PagedCache({"a": torch.zeros(2, 4, 4)}, 2)
+    return base_spec(config, paged, TOKENS, Place(0, 0, 1, "tp=0/1 pp=0/1", 1), "w")
+
+
+def check_what_changes_the_weights_or_rope_changes_the_namespace() -> None:
+    plain = _identity()
+    assert plain == _identity()
+    changes: list[dict[str, Any]] = [
+        {"max_model_len": 131072},
+        {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
+        {"load_format": "runai_streamer"},
+        {"model_loader_extra_config": {"qlora_adapter_name_or_path": "a"}},
+    ]
+    for change in changes:
+        assert _identity(**change) != plain, change
 
 
 def _adapter(directory: Path, content: bytes) -> Any:

@@ -116,6 +116,9 @@ def base_spec(
     computed = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": model.quantization or "none",
+        # It decides which of the factors of long rope are used.
+        "max_model_len": model.max_model_len,
+        "loading": _loading(config),
         "attention": _kernels(config),
         "cache": paged.describe(),
     }
@@ -182,6 +185,13 @@ def _whole(spec: Any) -> bool:
 
 def _unsupported(text: str) -> UnsupportedError:
     return UnsupportedError(f"vllm: {text}", op="engines")
+
+
+def _loading(config: Any) -> str:
+    """How the same files become the weights: in which format, and what is quantised then."""
+    load = config.load_config
+    told = (config.model_config.quantization_config, load.model_loader_extra_config)
+    return f"{load.load_format}/{blake3(repr(told).encode())[:32]}"
 
 
 def _weights(model: Any, load_format: str) -> str:
