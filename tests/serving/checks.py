@@ -36,6 +36,7 @@ from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
 
 TOKENS, BLOCK_BYTES = 16, 4096
+SPEC = NamespaceSpec("m", "w", "float32", KvLayout(TOKENS, BLOCK_BYTES))
 FULL = FullAttentionSpec(block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64
@@ -204,16 +205,15 @@ class Request(SimpleNamespace):
 @contextmanager
 def _served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
     """A scheduler's side on a store that holds some blocks of the tokens 0, 1, 2 and so on."""
-    spec = NamespaceSpec("m", "w", "float32", KvLayout(TOKENS, BLOCK_BYTES))
     with tempfile.TemporaryDirectory() as path:
         options = Options.parse({"path": path, "nvme_capacity": "8MiB", "dram_capacity": "4MiB"})
         config = options.store_config(options.make_directory(0, 0), 1)
         with BlockingStore.open(config) as store:
-            ns = store.namespace(spec)
+            ns = store.namespace(SPEC)
             keys = ns.keys_from_tokens(range(blocks * TOKENS))
             assert store.put(ns, keys, [bytes(BLOCK_BYTES)] * blocks).stored == blocks
             side = SchedulerSide(options, TOKENS)
-            side.attach({(0, 0): Owner(str(options.directory(0, 0)), spec)})
+            side.attach({(0, 0): Owner(str(options.directory(0, 0)), SPEC)})
             yield side, store
             side.close()
 
@@ -310,6 +310,40 @@ def check_a_reset_waits_for_steps_that_save_and_forgets_every_tenancy() -> None:
         side.saved(1)
         assert side.reset()
         assert side.matched(Request("s", 7 * TOKENS), 0) == 0
+
+
+def check_what_is_computed_after_a_reset_is_found_by_no_other_process() -> None:
+    with _served(5) as (side, store):
+        running = Request("r", 7 * TOKENS)
+        assert side.matched(running, 0) == 5 * TOKENS
+        assert side.reset()
+        # What it has computed so far is of the weights of before.
+        assert side.step(_output({"r": 7 * TOKENS})).saves == []
+        assert store.stats()["holds"] == 0
+        side.matched(Request("s", 7 * TOKENS), 0)
+        (save,) = side.step(_output({"s": 7 * TOKENS})).saves
+        ns = store.namespace(save.tenancy.of(SPEC))
+        assert store.put(ns, save.keys[0], [bytes(BLOCK_BYTES)] * 7).stored == 7
+        side.saved(1)
+        assert side.matched(Request("t", 7 * TOKENS), 0) == 7 * TOKENS - 1
+        other = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), TOKENS)
+        other.attach({(0, 0): Owner(store.health()["drives"][0]["path"], SPEC)})
+        assert other.matched(Request("u", 7 * TOKENS), 0) == 0
+        # Its reset forgets also what epochs of before have left.
+        assert other.reset()
+        other.close()
+        assert side.matched(Request("v", 7 * TOKENS), 0) == 0
+
+
+def check_a_reset_waits_for_loads() -> None:
+    with _served(5) as (side, _):
+        request = Request("r", 7 * TOKENS)
+        assert side.matched(request, 0) == 5 * TOKENS
+        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.step(_output({}))
+        assert not side.reset()
+        side.loaded(["r"], set())
+        assert side.reset()
 
 
 def _output(scheduled: dict[str, int]) -> Any:

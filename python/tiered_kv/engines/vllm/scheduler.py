@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from tiered_kv._core import Operator, blake3, describe_spec
 from tiered_kv.attached import BlockingAttachedStore
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm.identity import Adapters
-from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy, part
+from tiered_kv.engines.vllm.messages import EPOCH, Blocks, Owner, Step, Tenancy, part
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.operator import namespaces
 
@@ -29,6 +31,7 @@ _LOG = init_logger("vllm.tiered_kv")
 _HOLD_S = 60.0
 _NAMESPACES_KEPT = 1024
 _TENANT_FIELDS = frozenset({"lora", "salt"})
+_WEIGHTS = "weights"
 _RESET_S = 30.0
 _LABEL_CHARACTERS = 256
 
@@ -42,6 +45,7 @@ class _Tracked:
         tenancy: Whose blocks it uses; None for one that goes without the store.
         context: What is known of it.
         keys: Packed keys for each rank, of as many of its blocks as were asked for.
+        epoch: The epoch in which it began, or began anew.
         first: The first block that the engine lacks, by the last lookup.
         limit: Blocks that are worth a lookup; fewer after a load has failed.
         saved: Blocks that were given to the workers to save.
@@ -53,6 +57,7 @@ class _Tracked:
     tenancy: Tenancy | None
     context: RequestContext
     keys: list[bytes]
+    epoch: str = ""
     first: int = 0
     limit: int | None = None
     saved: int = 0
@@ -81,8 +86,7 @@ class _Rank:
         if found is None:
             if len(self._namespaces) >= _NAMESPACES_KEPT:
                 self._namespaces.clear()
-            spec = dataclasses.replace(self.spec, lora=tenancy.lora, salt=tenancy.salt)
-            found = self._namespaces[tenancy] = self.store.namespace(spec)
+            found = self._namespaces[tenancy] = self.store.namespace(tenancy.of(self.spec))
         return found
 
 
@@ -102,6 +106,7 @@ class SchedulerSide:
         self._adapters = Adapters()
         self._loads: list[Blocks] = []
         self._unsaved_steps = 0
+        self._epoch = ""
         self.faults = 0
 
     def attach(self, owners: Mapping[Any, Owner]) -> None:
@@ -201,14 +206,24 @@ class SchedulerSide:
     def reset(self) -> bool:
         """Forgets, durably, every block of this model in whatever tenancy.
 
+        It may mean that the weights in memory are no longer those of the files. What is computed
+        from now on has a name that no other process knows, so that one which loads the files again
+        does not find it; and what has begun before goes on without the store.
+
         Returns:
-            Whether all is forgotten. Steps that still save something, and a drive that fails, are
-            the reasons why not: it may be tried again.
+            Whether all is forgotten. Steps that still save or load something, and a drive that
+            fails, are the reasons why not: it may be tried again.
         """
         if self._options.on_reset == "keep":
             return True
-        if not self._ranks or self._unsaved_steps > 0:
-            _LOG.warning("a reset must wait: steps that save blocks are in progress")
+        self._epoch = uuid.uuid4().hex
+        for tracked in self._requests.values():
+            tracked.tenancy = None
+            if not tracked.loading:
+                tracked.release()
+        loading = any(tracked.loading for tracked in self._requests.values())
+        if not self._ranks or self._unsaved_steps > 0 or loading:
+            _LOG.warning("a reset must wait: steps that save or load blocks are in progress")
             return False
         try:
             forgotten = [self._forget(rank) for rank in self._ranks]
@@ -227,9 +242,13 @@ class SchedulerSide:
 
     def _track(self, request: Any) -> _Tracked:
         tracked = self._requests.get(request.request_id)
-        if tracked is None:
+        if tracked is None or tracked.epoch != self._epoch:
+            if tracked is not None:
+                tracked.release()
             keys = [b""] * len(self._ranks)
-            tracked = _Tracked(request, self._tenancy(request), _context(request), keys)
+            tracked = _Tracked(
+                request, self._tenancy(request), _context(request), keys, self._epoch
+            )
             self._requests[request.request_id] = tracked
         return tracked
 
@@ -244,7 +263,8 @@ class SchedulerSide:
             return None
         salt = request.cache_salt
         # Of any length and of any characters, since it is a stranger's.
-        return Tenancy(lora, blake3(salt.encode("utf-8", "surrogatepass")) if salt else "")
+        digest = blake3(salt.encode("utf-8", "surrogatepass")) if salt else ""
+        return Tenancy(lora, digest, self._epoch)
 
     def _hold(self, tracked: _Tracked, tenancy: Tenancy, first: int, last: int) -> int:
         """Holds what all ranks have of some blocks; returns how many these are."""
@@ -308,8 +328,10 @@ def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence
 
 
 def _same_model(fields: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    names = {*fields, *wanted} - _TENANT_FIELDS
-    return all(fields.get(name) == wanted.get(name) for name in names)
+    names = {*fields, *wanted} - _TENANT_FIELDS - {_WEIGHTS}
+    of_epoch = re.escape(wanted[_WEIGHTS]) + f"({re.escape(EPOCH)}[0-9a-f]{{32}})?"
+    same = re.fullmatch(of_epoch, fields.get(_WEIGHTS, "")) is not None
+    return same and all(fields.get(name) == wanted.get(name) for name in names)
 
 
 def _context(request: Any) -> RequestContext:

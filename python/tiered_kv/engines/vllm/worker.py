@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -152,8 +151,7 @@ class WorkerSide:
         if found is None:
             if len(self._namespaces) >= _NAMESPACES_KEPT:
                 self._namespaces.clear()
-            spec = dataclasses.replace(self._spec, lora=tenancy.lora, salt=tenancy.salt)
-            found = self._namespaces[tenancy] = self._store.namespace(spec)
+            found = self._namespaces[tenancy] = self._store.namespace(tenancy.of(self._spec))
         return found
 
     def _request(self, blocks: Blocks, namespace: Namespace) -> Request:
