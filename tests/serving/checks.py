@@ -9,12 +9,15 @@ import dataclasses
 import json
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import PretrainedConfig
@@ -27,8 +30,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from tiered_kv import KvLayout, NamespaceSpec, UnsupportedError
+from tiered_kv import IoFaultError, KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv.blocking import BlockingStore
+from tiered_kv.engines.vllm import identity
 from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
@@ -156,29 +160,101 @@ def check_what_changes_the_weights_or_rope_changes_the_namespace() -> None:
         assert _identity(**change) != plain, change
 
 
-def _adapter(directory: Path, content: bytes) -> Any:
+def _adapter(directory: Path, content: bytes, number: int = 1, **fields: Any) -> Any:
     directory.mkdir(exist_ok=True)
     (directory / "adapter_model.safetensors").write_bytes(content)
     (directory / "adapter_config.json").write_text("{}")
-    return SimpleNamespace(lora_int_id=1, lora_path=str(directory), load_inplace=False)
+    plain = {"lora_int_id": number, "lora_path": str(directory), "load_inplace": False}
+    return SimpleNamespace(**{**plain, **fields})
 
 
-def check_an_adapter_that_changes_under_vllm_goes_without_the_store() -> None:
+def _started() -> Adapters:
+    """An engine that starts long after all files were written."""
+    return Adapters(started_s=time.time() + 3600)
+
+
+def check_an_adapter_is_told_by_its_files() -> None:
     with tempfile.TemporaryDirectory() as made:
-        adapters = Adapters()
+        adapters = _started()
         assert adapters.identity(None) == ""
-        lora = _adapter(Path(made, "a"), b"one")
-        first = adapters.identity(lora)
+        loras = [
+            _adapter(Path(made, name), content, number)
+            for number, (name, content) in enumerate([("a", b"1"), ("b", b"1"), ("c", b"2")], 1)
+        ]
+        first, same, other = [adapters.identity(lora) for lora in loras]
         assert first
-        assert adapters.identity(lora) == first
-        _adapter(Path(made, "a"), b"other")
-        assert adapters.identity(lora) is None
-        lora.load_inplace = True
-        second = adapters.identity(lora)
-        assert second
-        assert second != first
-        gone = SimpleNamespace(lora_int_id=2, lora_path=f"{made}/b", load_inplace=False)
+        assert first == same != other
+        assert adapters.ready(loras[0])
+        gone = SimpleNamespace(lora_int_id=9, lora_path=f"{made}/d", load_inplace=False)
         assert adapters.identity(gone) is None
+
+
+def check_an_adapter_that_vllm_may_have_loaded_otherwise_goes_without_the_store() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        adapters = _started()
+        lora = _adapter(Path(made, "a"), b"one")
+        assert adapters.identity(lora)
+        changed = _adapter(Path(made, "a"), b"other")
+        assert adapters.identity(changed) is None
+        # It stays so, since vLLM may go on with either.
+        _adapter(Path(made, "a"), b"one")
+        assert adapters.identity(lora) is None
+        # One number with two directories: vLLM has loaded either.
+        second = _adapter(Path(made, "b"), b"one", 2)
+        assert adapters.identity(second)
+        assert adapters.identity(_adapter(Path(made, "c"), b"two", 2)) is None
+        assert adapters.identity(second) is None
+        # Loaded in place, once: whatever was in use before.
+        third = _adapter(Path(made, "d"), b"one", 3)
+        assert adapters.identity(third)
+        third.load_inplace = True
+        assert adapters.identity(third) is None
+        third.load_inplace = False
+        assert adapters.identity(third) is None
+
+
+def check_an_adapter_that_is_younger_than_the_engine_goes_without_the_store() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        lora = _adapter(Path(made, "a"), b"one")
+        # vLLM may have loaded what was there before these files.
+        assert Adapters().identity(lora) is None
+        assert _started().identity(lora)
+
+
+def check_a_request_whose_adapter_changes_is_saved_no_more() -> None:
+    with _served(1) as (side, _), tempfile.TemporaryDirectory() as made:
+        side.adapters = _started()
+        lora = _adapter(Path(made, "a"), b"one")
+        request = Request("r", 3 * TOKENS, lora_request=lora)
+        side.adapters.identity(lora)
+        assert side.matched(request, 0) == 0
+        assert len(side.step(_output({"r": TOKENS})).saves) == 1
+        request.num_computed_tokens = TOKENS
+        _adapter(Path(made, "a"), b"other")
+        assert side.step(_output({"r": 2 * TOKENS})).saves == []
+
+
+def check_an_adapter_is_not_read_by_the_scheduler() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(_state: Any) -> str:
+        begun.set()
+        go.wait()
+        raise IoFaultError("unreadable", op="blake3")
+
+    with _served(1) as (side, _), tempfile.TemporaryDirectory() as made:
+        side.adapters = _started()
+        lora = _adapter(Path(made, "a"), b"one")
+        request = Request("r", 3 * TOKENS, lora_request=lora)
+        with mock.patch.object(identity, "_adapter_digest", slow):
+            assert side.matched(request, 0) is None
+            assert begun.wait(60)
+            assert side.matched(request, 0) is None
+            go.set()
+            # What cannot be read is nobody's failure.
+            assert side.adapters.identity(lora) is None
+        assert side.matched(request, 0) == 0
+        assert side.step(_output({"r": 3 * TOKENS})).saves == []
 
 
 class Request(SimpleNamespace):

@@ -132,9 +132,9 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens can be loaded beyond those that the engine has."""
+        """How many tokens can be loaded beyond those that the engine has; None: ask again."""
         tokens = self._side().matched(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes where the blocks to be loaded go."""

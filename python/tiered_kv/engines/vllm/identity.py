@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from tiered_kv import ConfigError, KvLayout, NamespaceSpec, UnsupportedError
+from tiered_kv import ConfigError, KvLayout, NamespaceSpec, TieredKvError, UnsupportedError
 from tiered_kv._core import blake3
 from tiered_kv.engines._fingerprint import (
     WEIGHT_SUFFIXES,
@@ -27,6 +29,7 @@ from tiered_kv.engines._fingerprint import (
 from tiered_kv.engines._identity import rope_parameters
 from tiered_kv.engines.vllm.paged import PagedCache
 
+_CLOCK_S = 2.0
 _KINDS = (*WEIGHT_SUFFIXES, ".pt", ".pth")
 
 
@@ -135,15 +138,44 @@ def base_spec(
     )
 
 
+class _AdapterState(NamedTuple):
+    """Files of an adapter, what marks them, and how vLLM reads them."""
+
+    files: tuple[Path, ...]
+    marks: tuple[tuple[int, ...], ...]
+    is_3d: bool
+
+
+class _Adapter(NamedTuple):
+    """What is known of an adapter: None for one of which nobody can tell."""
+
+    state: object
+    digest: Future[str] | None
+
+
 class Adapters:
     """Digests of LoRA adapters, by the files that vLLM loads.
 
-    vLLM keeps an adapter in memory when its files change, and may load it again later. Which of the
-    two computed a block cannot be told then, so the adapter's requests go without the store.
+    vLLM loads an adapter when it likes, keeps it when its files change, and may load it again
+    later. So files say what it uses only where they have been there since before it started; and an
+    adapter that was once loaded in place, or was seen with other files, goes without the store for
+    good.
+
+    Args:
+        started_s: When vLLM started, as a Unix time; now by default.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[object, str | None]] = {}
+    def __init__(self, started_s: float | None = None) -> None:
+        self._started_s = time.time() if started_s is None else started_s
+        self._known: dict[int, _Adapter] = {}
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-lora")
+
+    def ready(self, lora: Any) -> bool:
+        """Whether `identity` answers at once; if not, the files are being read for it."""
+        if lora is None:
+            return True
+        digest = self._look(lora).digest
+        return digest is None or digest.done()
 
     def identity(self, lora: Any) -> str | None:
         """What stands for the adapter of a request.
@@ -157,22 +189,47 @@ class Adapters:
         if lora is None:
             return ""
         try:
-            return self._identity(lora)
-        except OSError:
+            digest = self._look(lora).digest
+            return None if digest is None else digest.result()
+        except (OSError, TieredKvError):
+            self._known[lora.lora_int_id] = _Adapter(None, None)
             return None
 
-    def _identity(self, lora: Any) -> str | None:
-        directory = local_directory(lora.lora_path, None, "adapter_config.json")
-        files = [] if directory is None else _adapter_files(directory)
-        stats = [(path, path.stat()) for path in files]
-        state = [(path, at.st_ino, at.st_size, at.st_mtime_ns) for path, at in stats]
+    def close(self) -> None:
+        """Ends the reading of files."""
+        self._hasher.shutdown(cancel_futures=True)
+
+    def _look(self, lora: Any) -> _Adapter:
+        """What is known of an adapter, once its files have been looked at again."""
         known = self._known.get(lora.lora_int_id)
-        if known is None or (lora.load_inplace and known[0] != state):
+        if known is not None and known.digest is None:
+            return known
+        state = None if lora.load_inplace else self._state(lora)
+        if known is None or known.state != state:
             digest = None
-            if files:
-                digest = blake3("\n".join(file_digests(files, cache_file())).encode())
-            known = self._known[lora.lora_int_id] = (state, digest)
-        return known[1] if known[0] == state else None
+            if known is None and state is not None:
+                digest = self._hasher.submit(_adapter_digest, state)
+            known = self._known[lora.lora_int_id] = _Adapter(state, digest)
+        return known
+
+    def _state(self, lora: Any) -> _AdapterState | None:
+        """The adapter's files as they are, None where they are not those of before the start."""
+        try:
+            directory = local_directory(lora.lora_path, None, "adapter_config.json")
+            files = [] if directory is None else _adapter_files(directory)
+            if directory is None or not files:
+                return None
+            # A link or a directory may have been put in the place of another one.
+            places = [Path(lora.lora_path), directory, directory.resolve(), *files]
+            stats = [one.lstat() for one in places if one.exists()]
+            stats += [one.stat() for one in files]
+        except OSError:
+            return None
+        # Clocks of file systems are coarse, and those of others may go wrong a little.
+        if max(one.st_ctime for one in stats) > self._started_s - _CLOCK_S:
+            return None
+        marks = tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats)
+        return _AdapterState(tuple(files), marks, bool(getattr(lora, "is_3d_lora_weight", False)))
 
 
 def _whole(spec: Any) -> bool:
@@ -219,6 +276,11 @@ def _files(name: Path, model: Any) -> list[Path]:
 def _adapter_files(directory: Path) -> list[Path]:
     weights = weight_files(directory)
     return [*weights, *sorted(directory.glob("adapter_config.json"))] if weights else []
+
+
+def _adapter_digest(state: _AdapterState) -> str:
+    digests = file_digests(list(state.files), cache_file())
+    return blake3("\n".join([*digests, f"3d={state.is_3d}"]).encode())
 
 
 def _kernels(config: Any) -> str:

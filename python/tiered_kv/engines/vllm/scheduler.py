@@ -103,7 +103,7 @@ class SchedulerSide:
         self._tokens = tokens
         self._ranks: list[_Rank] = []
         self._requests: dict[str, _Tracked] = {}
-        self._adapters = Adapters()
+        self.adapters = Adapters()
         self._loads: list[Blocks] = []
         self._unsaved_steps = 0
         self._epoch = ""
@@ -117,13 +117,17 @@ class SchedulerSide:
         """
         self._ranks = [_Rank(owners[at]) for at in sorted(owners)]
 
-    def matched(self, request: Any, computed: int) -> int:
+    def matched(self, request: Any, computed: int) -> int | None:
         """Tokens of a request that can be loaded beyond those that the engine has.
+
+        None where this is not known yet, since an adapter's files are being read: vLLM asks again.
 
         All ranks must have a block for it to count. It may be asked again and again, with no effect
         but that the blocks are held. Of a prompt that is stored whole the last token is left to be
         computed, since its output is what the engine needs.
         """
+        if not self.adapters.ready(request.lora_request):
+            return None
         tracked = self._track(request)
         tracked.saved = 0
         if tracked.tenancy is None or computed % self._tokens or request.skip_reading_prefix_cache:
@@ -164,6 +168,9 @@ class SchedulerSide:
             if tracked is None or tracked.tenancy is None or block_ids is None:
                 continue
             request = tracked.request
+            if self.adapters.identity(request.lora_request) != tracked.tenancy.lora:
+                tracked.tenancy = None  # for it may go on with another adapter
+                continue
             # Drafts may be refused, and a token that is being sampled is not known yet: only what
             # is known by now is what will have been computed when the step ends.
             tokens = min(request.num_computed_tokens + scheduled, request.num_tokens)
@@ -237,6 +244,7 @@ class SchedulerSide:
         for tracked in self._requests.values():
             tracked.release()
         self._requests.clear()
+        self.adapters.close()
         for rank in self._ranks:
             rank.store.close()
 
@@ -258,7 +266,7 @@ class SchedulerSide:
             return None
         if not self._ranks:
             return None
-        lora = self._adapters.identity(request.lora_request)
+        lora = self.adapters.identity(request.lora_request)
         if lora is None:
             return None
         salt = request.cache_salt
