@@ -324,6 +324,19 @@ def check_a_failed_load_is_not_promised_again() -> None:
         assert store.stats()["holds"] == 0
 
 
+def check_what_one_rank_could_not_load_is_not_promised_when_all_have_ended() -> None:
+    with _served(5) as (side, store):
+        request = Request("r", 7 * TOKENS)
+        assert side.matched(request, 0) == 5 * TOKENS
+        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.step(_output({}))
+        side.loaded([], {12, 13, 14})  # of the first rank to end
+        assert store.stats()["holds"] == 1
+        side.loaded([], {14})  # of the second
+        side.loaded(["r"], set())
+        assert side.matched(request, 0) == 2 * TOKENS
+
+
 def check_only_what_is_known_and_computed_is_saved() -> None:
     with _served(1) as (side, _):
         request = Request("r", 3 * TOKENS + 1)

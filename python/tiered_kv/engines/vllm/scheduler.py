@@ -192,17 +192,22 @@ class SchedulerSide:
         self._unsaved_steps -= steps
 
     def loaded(self, request_ids: Iterable[str], failed: set[int]) -> None:
-        """Notes that loads have ended, and which of the engine's blocks were not filled."""
-        for request_id in request_ids:
-            tracked = self._requests.get(request_id)
-            if tracked is None:
-                continue
+        """Notes that loads have ended, and which of the engine's blocks were not filled.
+
+        A rank tells at once what it could not fill; a load has ended when all ranks have said so,
+        which may be some steps later.
+        """
+        for tracked in self._requests.values() if failed else ():
             bad = [at for at, block in enumerate(tracked.loading) if block in failed]
             if bad:
                 # Whatever a lookup says of them: these are computed now, and stored again.
-                tracked.limit = tracked.first + bad[0]
-            tracked.loading = ()
-            tracked.release()
+                worth = tracked.first + bad[0]
+                tracked.limit = worth if tracked.limit is None else min(tracked.limit, worth)
+        for request_id in request_ids:
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.loading = ()
+                tracked.release()
 
     def finished(self, request_id: str) -> None:
         """Forgets a request."""
