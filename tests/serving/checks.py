@@ -1,18 +1,12 @@
-"""Checks of the vLLM adapter's parts, for the environment that has vLLM: `python checks.py OUT`.
-
-Each function here that begins with `check_` is run; `OUT` gets, by name, what went wrong.
-"""
+"""Checks of what the vLLM adapter decides: what is served, under which name, and which blocks."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,16 +216,16 @@ def check_an_adapter_that_is_younger_than_the_engine_goes_without_the_store() ->
 
 
 def check_a_request_whose_adapter_changes_is_saved_no_more() -> None:
-    with _served(1) as (side, _), tempfile.TemporaryDirectory() as made:
+    with served(1) as (side, _), tempfile.TemporaryDirectory() as made:
         side.adapters = _started()
         lora = _adapter(Path(made, "a"), b"one")
         request = Request("r", 3 * TOKENS, lora_request=lora)
         side.adapters.identity(lora)
         assert side.matched(request, 0) == 0
-        assert len(side.step(_output({"r": TOKENS})).saves) == 1
+        assert len(side.step(output({"r": TOKENS})).saves) == 1
         request.num_computed_tokens = TOKENS
         _adapter(Path(made, "a"), b"other")
-        assert side.step(_output({"r": 2 * TOKENS})).saves == []
+        assert side.step(output({"r": 2 * TOKENS})).saves == []
 
 
 def check_an_adapter_is_not_read_by_the_scheduler() -> None:
@@ -242,7 +236,7 @@ def check_an_adapter_is_not_read_by_the_scheduler() -> None:
         go.wait()
         raise IoFaultError("unreadable", op="blake3")
 
-    with _served(1) as (side, _), tempfile.TemporaryDirectory() as made:
+    with served(1) as (side, _), tempfile.TemporaryDirectory() as made:
         side.adapters = _started()
         lora = _adapter(Path(made, "a"), b"one")
         request = Request("r", 3 * TOKENS, lora_request=lora)
@@ -254,7 +248,7 @@ def check_an_adapter_is_not_read_by_the_scheduler() -> None:
             # What cannot be read is nobody's failure.
             assert side.adapters.identity(lora) is None
         assert side.matched(request, 0) == 0
-        assert side.step(_output({"r": 3 * TOKENS})).saves == []
+        assert side.step(output({"r": 3 * TOKENS})).saves == []
 
 
 class Request(SimpleNamespace):
@@ -279,7 +273,7 @@ class Request(SimpleNamespace):
 
 
 @contextmanager
-def _served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
+def served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
     """A scheduler's side on a store that holds some blocks of the tokens 0, 1, 2 and so on."""
     with tempfile.TemporaryDirectory() as path:
         options = Options.parse({"path": path, "nvme_capacity": "8MiB", "dram_capacity": "4MiB"})
@@ -295,13 +289,13 @@ def _served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
 
 
 def check_a_hit_is_held_until_the_load_has_ended() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         for _ in range(3):  # vLLM asks again while it has no room
             assert side.matched(request, TOKENS) == 4 * TOKENS
             assert store.stats()["holds"] == 1
         side.allocated(request, list(range(10, 17)), 4 * TOKENS)
-        (load,) = side.step(_output({})).loads
+        (load,) = side.step(output({})).loads
         assert (load.first, load.block_ids) == (1, (11, 12, 13, 14))
         assert store.stats()["holds"] == 1
         side.loaded(["r"], set())
@@ -309,11 +303,11 @@ def check_a_hit_is_held_until_the_load_has_ended() -> None:
 
 
 def check_a_failed_load_is_not_promised_again() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
         side.allocated(request, list(range(10, 17)), 5 * TOKENS)
-        side.step(_output({}))
+        side.step(output({}))
         side.loaded(["r"], {13, 14})
         assert side.matched(request, 0) == 3 * TOKENS
         side.finished("r")
@@ -325,11 +319,11 @@ def check_a_failed_load_is_not_promised_again() -> None:
 
 
 def check_what_one_rank_could_not_load_is_not_promised_when_all_have_ended() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
         side.allocated(request, list(range(10, 17)), 5 * TOKENS)
-        side.step(_output({}))
+        side.step(output({}))
         side.loaded([], {12, 13, 14})  # of the first rank to end
         assert store.stats()["holds"] == 1
         side.loaded([], {14})  # of the second
@@ -338,22 +332,22 @@ def check_what_one_rank_could_not_load_is_not_promised_when_all_have_ended() -> 
 
 
 def check_only_what_is_known_and_computed_is_saved() -> None:
-    with _served(1) as (side, _):
+    with served(1) as (side, _):
         request = Request("r", 3 * TOKENS + 1)
         side.matched(request, 0)
         # A chunk of the prompt; then its end with drafts behind it, which are nobody's tokens yet.
-        (save,) = side.step(_output({"r": 2 * TOKENS + 3})).saves
+        (save,) = side.step(output({"r": 2 * TOKENS + 3})).saves
         assert (save.first, save.block_ids) == (0, (10, 11))
         request.num_computed_tokens = 2 * TOKENS + 3
-        (save,) = side.step(_output({"r": 3 * TOKENS})).saves
+        (save,) = side.step(output({"r": 3 * TOKENS})).saves
         assert (save.first, save.block_ids) == (2, (12,))
         assert save.parents[0] == save.parent_of(0)
         request.num_computed_tokens = 3 * TOKENS + 1
-        assert side.step(_output({"r": 1})).saves == []
+        assert side.step(output({"r": 1})).saves == []
 
 
 def check_a_strangers_words_do_no_harm() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         told = {"tiered_kv": {"session": "s" * 10_000, "turn": -1, "tenant": 7, "kind": "a\nb"}}
         params: list[Any] = [told, {"tiered_kv": 7}, "x", {"tiered_kv": {"turn": True}}]
         for number, one in enumerate(params):
@@ -366,7 +360,7 @@ def check_a_strangers_words_do_no_harm() -> None:
 
 
 def check_what_tokens_do_not_tell_goes_without_the_store() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         plain = Request("p", 7 * TOKENS)
         assert side.matched(plain, 0) == 5 * TOKENS
         others = [
@@ -376,25 +370,25 @@ def check_what_tokens_do_not_tell_goes_without_the_store() -> None:
         ]
         for request in others:
             assert side.matched(request, 0) == 0
-            assert side.step(_output({request.request_id: 3 * TOKENS})).saves == []
+            assert side.step(output({request.request_id: 3 * TOKENS})).saves == []
         # It is not read for one that must not be, but stored.
         unread = Request("d", 7 * TOKENS, skip_reading_prefix_cache=True)
         assert side.matched(unread, 0) == 0
-        assert len(side.step(_output({"d": 3 * TOKENS})).saves) == 1
+        assert len(side.step(output({"d": 3 * TOKENS})).saves) == 1
 
 
 def check_an_owner_that_is_gone_is_a_miss() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         store.close()
         assert side.matched(Request("r", 7 * TOKENS), 0) == 0
         assert not side.reset()
 
 
 def check_a_reset_waits_for_steps_that_save_and_forgets_every_tenancy() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         request = Request("r", 7 * TOKENS)
         side.matched(request, 0)
-        side.step(_output({"r": 7 * TOKENS}))
+        side.step(output({"r": 7 * TOKENS}))
         assert not side.reset()
         side.saved(1)
         assert side.reset()
@@ -402,15 +396,15 @@ def check_a_reset_waits_for_steps_that_save_and_forgets_every_tenancy() -> None:
 
 
 def check_what_is_computed_after_a_reset_is_found_by_no_other_process() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         running = Request("r", 7 * TOKENS)
         assert side.matched(running, 0) == 5 * TOKENS
         assert side.reset()
         # What it has computed so far is of the weights of before.
-        assert side.step(_output({"r": 7 * TOKENS})).saves == []
+        assert side.step(output({"r": 7 * TOKENS})).saves == []
         assert store.stats()["holds"] == 0
         side.matched(Request("s", 7 * TOKENS), 0)
-        (save,) = side.step(_output({"s": 7 * TOKENS})).saves
+        (save,) = side.step(output({"s": 7 * TOKENS})).saves
         ns = store.namespace(save.tenancy.of(SPEC))
         assert store.put(ns, save.keys[0], [bytes(BLOCK_BYTES)] * 7).stored == 7
         side.saved(1)
@@ -425,31 +419,17 @@ def check_what_is_computed_after_a_reset_is_found_by_no_other_process() -> None:
 
 
 def check_a_reset_waits_for_loads() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
         side.allocated(request, list(range(10, 17)), 5 * TOKENS)
-        side.step(_output({}))
+        side.step(output({}))
         assert not side.reset()
         side.loaded(["r"], set())
         assert side.reset()
 
 
-def _output(scheduled: dict[str, int]) -> Any:
+def output(scheduled: dict[str, int]) -> Any:
     """Of vLLM's `SchedulerOutput` what the scheduler's side looks at."""
     state = SimpleNamespace(get_block_ids=lambda _name: (list(range(10, 17)),))
     return SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
-
-
-CHECKS: dict[str, Callable[[], None]] = {
-    name: what for name, what in list(globals().items()) if name.startswith("check_")
-}
-
-if __name__ == "__main__":
-    faults = {}
-    for name, check in CHECKS.items():
-        try:
-            check()
-        except Exception:  # noqa: BLE001 - whatever it is goes to the one who asked
-            faults[name] = traceback.format_exc()
-    Path(sys.argv[1]).write_text(json.dumps({"ran": sorted(CHECKS), "faults": faults}))

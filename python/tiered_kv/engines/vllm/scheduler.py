@@ -6,6 +6,9 @@ import dataclasses
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from vllm.logger import init_logger
@@ -238,11 +241,16 @@ class SchedulerSide:
             _LOG.warning("a reset must wait: steps that save or load blocks are in progress")
             return False
         try:
-            forgotten = [self._forget(rank) for rank in self._ranks]
+            # The engine waits: one limit for all of them.
+            forget = partial(_forget, end_s=monotonic() + _RESET_S)
+            with ThreadPoolExecutor(len(self._ranks)) as ranks:
+                forgotten = all(ranks.map(forget, self._ranks))
         except TieredKvError as error:
             _LOG.warning("blocks of before the reset are still there: %s", error)
             return False
-        return all(forgotten)
+        if not forgotten:
+            _LOG.warning("not all blocks of before the reset are gone yet: try again")
+        return forgotten
 
     def close(self) -> None:
         """Lets go of everything."""
@@ -306,25 +314,34 @@ class SchedulerSide:
                 more = rank.namespace(tenancy).keys_from_tokens(tokens, parent)
                 tracked.keys[at] = keys + more
 
-    def _forget(self, rank: _Rank) -> bool:
-        """Deletes every namespace that differs from a rank's own in its tenancy only."""
-        _, wanted = describe_spec(rank.spec.canonical())
-        core = Operator.attach(rank.directory)
-        durable = True
-        try:
-            for row in namespaces(core):
-                if row["fields"] is not None and _same_model(row["fields"], wanted):
-                    _, done = core.delete_before(row["namespace"], None, _RESET_S)
-                    durable = durable and done
-        finally:
-            core.close()
-        return durable
-
     def _fault(self, error: TieredKvError) -> None:
         """Counts a fault, which is a miss, and tells of the first one."""
         self.faults += 1
         if self.faults == 1:
             _LOG.warning("a lookup failed and counts as a miss, as others will: %s", error)
+
+
+def _forget(rank: _Rank, end_s: float) -> bool:
+    """Deletes every namespace that differs from a rank's own in its tenancy only.
+
+    Args:
+        rank: The rank.
+        end_s: When to give up, by the monotonic clock.
+    """
+    _, wanted = describe_spec(rank.spec.canonical())
+    core = Operator.attach(rank.directory, max(0.0, end_s - monotonic()))
+    durable = True
+    try:
+        for row in namespaces(core):
+            if row["fields"] is not None and _same_model(row["fields"], wanted):
+                left_s = end_s - monotonic()
+                if left_s <= 0:
+                    return False
+                _, done = core.delete_before(row["namespace"], None, left_s)
+                durable = durable and done
+    finally:
+        core.close()
+    return durable
 
 
 def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence[int]) -> Blocks:
