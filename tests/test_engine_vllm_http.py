@@ -21,6 +21,7 @@ from serving import jobs
 from serving.jobs import BLOCK
 from tiered_kv import cli
 from tiered_kv.cli.exits import ExitCode
+from tiered_kv.engines import flags
 
 DOCS = jobs.ROOT / "docs/vllm.md"
 SHOWN = "/mnt/nvme0/kv"
@@ -50,19 +51,58 @@ def test_the_page_shows_the_flag_that_the_command_prints(
     assert serve.removeprefix("vllm serve MODEL ") in capsys.readouterr().out
 
 
-def test_the_check_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_check_of_the_page_works(python: Path, tmp_path: Path) -> None:
     told = next(line for line in shown("tiered-kv engines") if "--check" in line)
-    assert cli.main([*arguments(told, tmp_path / "kv"), "--json"]) == ExitCode.OK
-    found = json.loads(capsys.readouterr().out)
+    done = subprocess.run(
+        [
+            str(python),
+            "-c",
+            "import sys; from tiered_kv.cli import main; sys.exit(main())",
+            *arguments(told, tmp_path / "kv"),
+            "--json",
+        ],
+        env=jobs.environment(),
+        timeout=jobs.LIMIT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    found = json.loads(done.stdout)
     assert found["check"]["verdict"] == "works"
+    assert found["check"]["adapters"] == {"vllm": "loads"}
     assert found["check"]["blocks"] > 0
     assert list((tmp_path / "kv").iterdir()) == []
 
 
-def test_a_check_that_fails_ends_with_1(tmp_path: Path) -> None:
+def test_a_check_without_an_engine_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flags, "_version", lambda _name: None)
+    command = ["engines", "--check", "--path", str(tmp_path), "--nvme", "1GiB", "--json"]
+    assert cli.main(command) == ExitCode.FAILED
+    found = json.loads(capsys.readouterr().out)["check"]
+    assert "no engine is installed" in found["verdict"]
+    assert found["blocks"] > 0, "the drive is fine"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--nvme", "lots"), ("--dram", "0")])
+def test_a_flag_that_vllm_would_refuse_is_not_printed(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["engines", "--path", str(tmp_path), option, value]) != ExitCode.OK
+    told = capsys.readouterr()
+    assert "kv-transfer-config" not in told.out
+    assert {"--nvme": "nvme_capacity", "--dram": "dram_capacity"}[option] in told.err
+
+
+def test_a_check_that_fails_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kv").write_text("no directory")
     command = ["engines", "--check", "--path", str(tmp_path / "kv"), "--json"]
     assert cli.main(command) == ExitCode.FAILED
+    assert str(tmp_path / "kv") in json.loads(capsys.readouterr().out)["check"]["verdict"]
 
 
 class Server:
