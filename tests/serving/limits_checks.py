@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
+
 from serving.checks import SPEC, TOKENS
+from tiered_kv import KEY_BYTES, KvLayout, RequestContext
 from tiered_kv.engines.vllm import scheduler
-from tiered_kv.engines.vllm.messages import Owner
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy
 from tiered_kv.engines.vllm.options import Options
+from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
+from tiered_kv.engines.vllm.worker import WorkerSide
+
+
+class _Elsewhere(PagedCache):
+    """A cache that says it is on the second of several accelerators."""
+
+    device = torch.device("cuda", 1)
+
+
+@contextmanager
+def _worker(paged: PagedCache, dram: str = "4MiB") -> Iterator[WorkerSide]:
+    """A worker's side with a new store."""
+    with tempfile.TemporaryDirectory() as path:
+        extra = {"path": path, "nvme_capacity": "8MiB", "dram_capacity": dram}
+        options = Options.parse(extra)
+        spec = dataclasses.replace(SPEC, layout=KvLayout(TOKENS, paged.block_bytes))
+        config = options.store_config(options.make_directory(0, 0), 1)
+        worker = WorkerSide(config, spec, paged, 0, 10)
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+
+def _blocks(count: int) -> Blocks:
+    """The first blocks of a request."""
+    keys = b"".join(bytes([at + 1]) * KEY_BYTES for at in range(count))
+    return Blocks("r", Tenancy("", ""), RequestContext(), 0, (keys,), (b"",), tuple(range(count)))
+
+
+def check_a_load_waits_for_the_device_of_its_rank() -> None:
+    paged = _Elsewhere({"a": torch.zeros(4, 32, 32)}, 4)
+    with (
+        mock.patch.object(torch.accelerator, "synchronize") as waited,
+        mock.patch.object(torch.accelerator, "set_device_index") as used,
+        _worker(paged) as worker,
+    ):
+        worker.save(Step(saves=[_blocks(2)]))
+        worker.start(Step(loads=[_blocks(2)]))
+        while worker.ended() != {"r"}:
+            threading.Event().wait(0.01)
+        assert worker.take_failed() == set()
+        assert used.call_args_list == [mock.call(paged.device)]
+        assert waited.call_args_list == [mock.call(paged.device)]
 
 
 class _Slow:

@@ -65,7 +65,7 @@ class WorkerSide:
         self._directory = Path(self._store.health()["drives"][0]["path"])
         self._namespaces: dict[Tenancy, Namespace] = {}
         self._requests: dict[str, Request] = {}
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-load")
+        self._loader = ThreadPoolExecutor(1, "tiered-kv-load", paged.use_device)
         self._loads: dict[str, tuple[Blocks, Future[set[int]]]] = {}
         self._failed: set[int] = set()
         self._saved_steps = 0
