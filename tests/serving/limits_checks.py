@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +30,10 @@ class _Elsewhere(PagedCache):
 
 
 @contextmanager
-def _worker(paged: PagedCache, dram: str = "4MiB") -> Iterator[WorkerSide]:
+def _worker(paged: PagedCache) -> Iterator[WorkerSide]:
     """A worker's side with a new store."""
     with tempfile.TemporaryDirectory() as path:
-        extra = {"path": path, "nvme_capacity": "8MiB", "dram_capacity": dram}
+        extra = {"path": path, "nvme_capacity": "64MiB", "dram_capacity": "4MiB"}
         options = Options.parse(extra)
         spec = dataclasses.replace(SPEC, layout=KvLayout(TOKENS, paged.block_bytes))
         config = options.store_config(options.make_directory(0, 0), 1)
@@ -64,6 +64,39 @@ def check_a_load_waits_for_the_device_of_its_rank() -> None:
         assert worker.take_failed() == set()
         assert used.call_args_list == [mock.call(paged.device)]
         assert waited.call_args_list == [mock.call(paged.device)]
+
+
+class _Waiting(PagedCache):
+    """A cache into which each copy waits until it may go on."""
+
+    def __init__(self, caches: dict[str, torch.Tensor], blocks: int) -> None:
+        super().__init__(caches, blocks)
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.written = 0
+
+    def write(self, block_ids: Sequence[int], buffers: Sequence[Any]) -> None:
+        self.begun.set()
+        self.go.wait()
+        self.written += len(block_ids)
+        super().write(block_ids, buffers)
+
+
+def check_a_worker_that_is_told_to_end_loads_no_more_than_a_batch() -> None:
+    # Of so little memory a batch is one block or two.
+    paged = _Waiting({"a": torch.zeros(6, 64, 1024)}, 6)
+    with _worker(paged) as worker:
+        worker.save(Step(saves=[_blocks(6)]))
+        worker.start(Step(loads=[_blocks(6)]))
+        assert paged.begun.wait(60)
+        closing = threading.Thread(target=worker.close)
+        closing.start()
+        assert worker.stopped.wait(60)
+        paged.go.set()
+        closing.join()
+        batch = paged.written
+        assert 0 < batch < 6
+        assert worker.ended() == {"r"}
+        assert worker.take_failed() == set(range(batch, 6))
 
 
 class _Slow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +68,7 @@ class WorkerSide:
         self._requests: dict[str, Request] = {}
         self._loader = ThreadPoolExecutor(1, "tiered-kv-load", paged.use_device)
         self._loads: dict[str, tuple[Blocks, Future[set[int]]]] = {}
+        self.stopped = threading.Event()
         self._failed: set[int] = set()
         self._saved_steps = 0
         self.faults = 0
@@ -141,7 +143,12 @@ class WorkerSide:
                 request.finish()
 
     def close(self) -> None:
-        """Ends the loads, writes what is not yet durable and closes the store."""
+        """Ends the loads, writes what is not yet durable and closes the store.
+
+        vLLM gives its workers a few seconds, which are for the writes: a load in progress ends with
+        its batch.
+        """
+        self.stopped.set()
         self._loader.shutdown(cancel_futures=True)
         self.finished(list(self._requests))
         self._store.close()
@@ -195,6 +202,8 @@ class WorkerSide:
         keys = blocks.keys_of(self._rank)
         size, count = self._batch, len(blocks.block_ids)
         for first in range(0, count, size):
+            if self.stopped.is_set():
+                return set(blocks.block_ids[first:])
             last = min(first + size, count)
             self._store.prefetch(namespace, part(keys, last, min(last + size, count)))
             with self._store.get(
