@@ -24,10 +24,10 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from tiered_kv import IoFaultError, KvLayout, NamespaceSpec, UnsupportedError
+from tiered_kv import ConfigError, IoFaultError, KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm import identity
-from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens
+from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens, place_of
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
@@ -116,6 +116,35 @@ def check_layers_in_another_order_are_another_layout() -> None:
     int_first = {"a": float_first["b"], "b": float_first["a"]}
     described = [PagedCache(one, 2).describe() for one in (float_first, int_first, float_first)]
     assert described[0] == described[2] != described[1]
+
+
+def _sharers(told: int | None = None, **changes: Any) -> int | str:
+    """Ranks that divide the capacities of a node, or why they are not known."""
+    plain = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "nnodes": 1,
+        "data_parallel_size": 1,
+        "data_parallel_size_local": 1,
+        "data_parallel_index": 0,
+        "data_parallel_external_lb": False,
+    }
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**{**plain, **changes}))
+    try:
+        return place_of(config, 0, 0, told).sharers
+    except ConfigError as error:
+        return str(error)
+
+
+def check_capacities_are_divided_among_all_ranks_of_the_node() -> None:
+    assert _sharers() == 4
+    assert _sharers(nnodes=2) == 2
+    assert _sharers(data_parallel_size=8, data_parallel_size_local=3, data_parallel_index=1) == 12
+    # One replica a process, and dense ones, know of themselves alone.
+    outside: dict[str, Any] = {"data_parallel_size": 8, "data_parallel_external_lb": True}
+    for unknown in (outside, {"data_parallel_index": 1}):
+        assert "`sharers` is missing" in str(_sharers(**unknown))
+        assert _sharers(32, **unknown) == 32
 
 
 def _identity(**changes: Any) -> NamespaceSpec:

@@ -72,7 +72,8 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """Opens the store of this rank, and tries it."""
         config = self._vllm_config
         paged = PagedCache(kv_caches, self._kv_cache_config.num_blocks)
-        place = place_of(config, get_pp_group().rank_in_group, get_tp_group().rank_in_group)
+        ranks = get_pp_group().rank_in_group, get_tp_group().rank_in_group
+        place = place_of(config, *ranks, self._options.sharers)
         spec = base_spec(config, paged, self._tokens, place, self._options.weights)
         directory = self._options.make_directory(place.replica, place.rank)
         store = self._options.store_config(directory, place.sharers)

@@ -43,19 +43,31 @@ class Place(NamedTuple):
     sharers: int
 
 
-def place_of(config: Any, pp_rank: int, tp_rank: int) -> Place:
+def place_of(config: Any, pp_rank: int, tp_rank: int, sharers: int | None = None) -> Place:
     """The place of a worker among all.
 
     Args:
         config: vLLM's configuration.
         pp_rank: Its pipeline stage.
         tp_rank: Its tensor-parallel rank.
+        sharers: Ranks that share this node's memory and drive, None for those that vLLM knows of.
+
+    Raises:
+        ConfigError: vLLM does not know of all, and `sharers` is not given.
     """
     parallel = config.parallel_config
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    replicas = max(1, parallel.data_parallel_size_local)
-    # Ranks that share this node's memory and drive.
-    sharers = replicas * max(1, tp * pp // max(1, parallel.nnodes))
+    if sharers is None:
+        # Each of such replicas is told of itself alone: of how many the node has, nothing.
+        alone = parallel.data_parallel_index > 0 and parallel.data_parallel_size == 1
+        if parallel.data_parallel_external_lb or alone:
+            message = (
+                "kv_connector_extra_config: `sharers` is missing: several engines may run on this "
+                "node, and divide the capacities: give the number of all their ranks"
+            )
+            raise ConfigError(message, op="engines")
+        replicas = max(1, parallel.data_parallel_size_local)
+        sharers = replicas * max(1, tp * pp // max(1, parallel.nnodes))
     name = f"tp={tp_rank}/{tp} pp={pp_rank}/{pp}"
     return Place(parallel.data_parallel_index, pp_rank * tp + tp_rank, tp * pp, name, sharers)
 
