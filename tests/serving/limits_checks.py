@@ -15,6 +15,8 @@ import torch
 
 from serving.checks import SPEC, TOKENS
 from tiered_kv import KEY_BYTES, KvLayout, RequestContext
+from tiered_kv._core import describe_spec
+from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm import scheduler
 from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy
 from tiered_kv.engines.vllm.options import Options
@@ -127,10 +129,10 @@ def check_a_reset_asks_all_ranks_at_once_and_ends_in_time() -> None:
     side = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), TOKENS)
     owners = {(0, rank): Owner(f"/kv/{rank}", SPEC) for rank in range(2)}
     slow = _Slow(2)
-    fields = scheduler.describe_spec(SPEC.canonical())[1]
+    fields = describe_spec(SPEC.canonical())[1]
     rows = [{"namespace": bytes(32), "fields": fields}] * 20
     with (
-        mock.patch.object(scheduler.BlockingStore, "attach"),
+        mock.patch.object(BlockingStore, "attach"),
         mock.patch.object(scheduler, "Operator", slow),
         mock.patch.object(scheduler, "namespaces", return_value=rows),
         mock.patch.object(scheduler, "monotonic", slow.clock),

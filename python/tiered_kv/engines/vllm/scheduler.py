@@ -207,10 +207,10 @@ class SchedulerSide:
                 worth = tracked.first + bad[0]
                 tracked.limit = worth if tracked.limit is None else min(tracked.limit, worth)
         for request_id in request_ids:
-            tracked = self._requests.get(request_id)
-            if tracked is not None:
-                tracked.loading = ()
-                tracked.release()
+            done = self._requests.get(request_id)
+            if done is not None:
+                done.loading = ()
+                done.release()
 
     def finished(self, request_id: str) -> None:
         """Forgets a request."""
