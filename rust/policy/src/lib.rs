@@ -4,8 +4,14 @@
 //! argument, so that a simulator and the live store run the very same code.
 #![forbid(unsafe_code)]
 
+pub mod beta;
+mod cache;
+pub mod classic;
 mod lru;
+mod rng;
 
+pub use beta::{Beta, BetaOptions};
+pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
 use tiered_kv_types::{BlockType, Tier};
 

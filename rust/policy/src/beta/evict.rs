@@ -1,0 +1,99 @@
+//! Which leaves go: the least of a draw, and its ancestors while they are worth no more.
+
+use super::Beta;
+use super::age::bucket;
+use super::chain::{Candidate, NONE};
+use super::sentinel::{Books, Sentinels};
+
+/// Candidates looked at in one draw; up to as many are all looked at.
+const DRAW: usize = 64;
+/// Most blocks that one draw lets go.
+const BATCH: usize = 64;
+
+/// A candidate and what it is worth.
+#[derive(Clone, Copy)]
+struct Valued {
+    key: f32,
+    last: f64,
+    slot: u32,
+}
+
+impl Beta {
+    /// Lets blocks go until no more are resident than may be.
+    pub(super) fn evict(&mut self, now: f64) {
+        while self.chain.residents() > self.capacity {
+            let (victim, second) = self.draw(now);
+            self.evict_chain(victim, second, now);
+        }
+    }
+
+    /// The candidate to go, and the key of the next one, infinite if there is none.
+    fn draw(&mut self, now: f64) -> (u32, f32) {
+        let candidates = self.chain.candidates();
+        let count = candidates.len();
+        debug_assert!(count > 0, "a chain of residents ends in a leaf");
+        let mut best = Valued { key: f32::INFINITY, last: f64::INFINITY, slot: NONE };
+        let mut second = f32::INFINITY;
+        for place in 0..count.min(DRAW) {
+            let place = if count > DRAW { self.rng.below(count) } else { place };
+            let Candidate { last, slot, cell } = candidates[place];
+            if slot == best.slot {
+                continue;
+            }
+            let key = self.table.value(cell, bucket(now - last));
+            let valued = Valued { key, last, slot };
+            if best.slot == NONE || self.goes_before(valued, best) {
+                second = best.key;
+                best = valued;
+            } else if key < second {
+                second = key;
+            }
+        }
+        (best.slot, second)
+    }
+
+    #[inline]
+    fn goes_before(&self, one: Valued, other: Valued) -> bool {
+        if one.key != other.key {
+            return one.key < other.key;
+        }
+        if one.last != other.last {
+            return one.last < other.last;
+        }
+        let depth = |slot: u32| self.chain.nodes[slot as usize].depth;
+        depth(one.slot) > depth(other.slot)
+    }
+
+    /// Evicts `victim`, then its parents while each is a leaf and worth no more than `limit`.
+    fn evict_chain(&mut self, victim: u32, limit: f32, now: f64) {
+        let mut slot = victim;
+        for left in (0..BATCH).rev() {
+            let (leaf, forgotten) = self.chain.evict(slot);
+            if let Some(forgotten) = forgotten {
+                self.forget(forgotten, now);
+            }
+            let Some(parent) = leaf else { return };
+            let node = &self.chain.nodes[parent as usize];
+            let key = self.table.value(node.cell, bucket(now - node.last));
+            if left == 0 || self.chain.residents() <= self.capacity || key > limit {
+                self.chain.list(parent);
+                return;
+            }
+            slot = parent;
+        }
+    }
+
+    /// Forgets a block that left long ago: what its sentinel saw is counted first.
+    fn forget(&mut self, slot: u32, now: f64) {
+        let node = self.chain.nodes[slot as usize];
+        if node.sentinel != Sentinels::NONE {
+            let mut books = Books { table: &mut self.table, scores: &mut self.scores };
+            let age = (now - node.last).max(0.0);
+            let moved = self.sentinels.end(node.sentinel, &mut books, age);
+            if let Some(moved) = moved {
+                self.chain.node(moved).sentinel = node.sentinel;
+            }
+        }
+        self.chain.forget(slot);
+    }
+}

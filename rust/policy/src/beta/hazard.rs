@@ -1,0 +1,239 @@
+//! Hazards of reuse by cell and age, with Beta posteriors, and the index made of them.
+
+use super::age::{Ages, BUCKETS};
+use super::index::gittins;
+
+/// Pairs of a block type and a transition type.
+pub const PAIRS: usize = 16;
+/// Levels of gap within a score, and of scores within a pair.
+pub(crate) const GAPS: usize = 8;
+pub(crate) const SCORES: usize = 8;
+const LEVELS: usize = GAPS * SCORES;
+/// Cells of the table: pair, score and gap.
+pub(crate) const CELLS: usize = PAIRS * LEVELS;
+
+/// Strength of the prior that a node takes from its parent, in observations.
+const STRENGTH: f64 = 40.0;
+/// Strength of the prior of the global hazard.
+const GLOBAL_STRENGTH: f64 = 30.0;
+/// What the hazard of one bucket says of the next, before there is evidence.
+const CARRY: f64 = 0.7;
+const START: f64 = 0.1;
+/// How much of the evidence of one bucket counts for the ratio to the parent in the next.
+const FADE: f64 = 0.8;
+
+/// Number of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Cell(u16);
+
+impl Cell {
+    pub(crate) fn new(pair: usize, score: usize, gap: usize) -> Self {
+        debug_assert!(pair < PAIRS && score < SCORES && gap < GAPS, "a cell that exists");
+        Self((pair * LEVELS + score * GAPS + gap) as u16)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    pub(crate) fn pair(self) -> usize {
+        self.index() / LEVELS
+    }
+
+    /// The same level under another pair.
+    pub(crate) fn with_pair(self, pair: usize) -> Self {
+        Self((pair * LEVELS + self.index() % LEVELS) as u16)
+    }
+}
+
+/// Reuses, and reuses and survivals, of one bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Count {
+    pub(crate) reuses: f32,
+    pub(crate) trials: f32,
+}
+
+type Counts = [Count; BUCKETS];
+type Curve = [f64; BUCKETS];
+
+fn add(into: &mut Counts, counts: &Counts) {
+    for (sum, count) in into.iter_mut().zip(counts) {
+        sum.reuses += count.reuses;
+        sum.trials += count.trials;
+    }
+}
+
+/// What was counted, and the index as of the last rebuild.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    pub(crate) ages: Ages,
+    counts: Vec<Counts>,
+    /// Whether a cell has any count.
+    used: [bool; CELLS],
+    /// Index of each cell and bucket: hits a second.
+    index: Vec<[f32; BUCKETS]>,
+    /// The hazard over all cells as of the last rebuild.
+    pub(crate) global: Curve,
+    /// Without it, an index is the chance that a block of the pair is ever reused.
+    by_age: bool,
+}
+
+impl Table {
+    pub(crate) fn new(by_age: bool) -> Self {
+        let mut table = Self {
+            ages: Ages::new(),
+            counts: vec![[Count::default(); BUCKETS]; CELLS],
+            used: [false; CELLS],
+            index: vec![[0.0; BUCKETS]; CELLS],
+            global: [0.0; BUCKETS],
+            by_age,
+        };
+        table.rebuild(1.0);
+        table
+    }
+
+    /// The index of a block of `cell` at an age bucket.
+    #[inline]
+    pub(crate) fn value(&self, cell: Cell, bucket: usize) -> f32 {
+        self.index[cell.index()][bucket]
+    }
+
+    pub(crate) fn count(&self, cell: Cell, bucket: usize) -> Count {
+        self.counts[cell.index()][bucket]
+    }
+
+    /// Adds `trials` survivals, or parts of one, in a bucket, and a reuse if `reused`.
+    #[inline]
+    pub(crate) fn add(&mut self, cell: Cell, bucket: usize, trials: f32, reused: bool) {
+        let count = &mut self.counts[cell.index()][bucket];
+        count.trials += trials;
+        if reused {
+            count.reuses += 1.0;
+        }
+        self.used[cell.index()] = true;
+    }
+
+    /// Lets all counts fade by `decay`, then computes hazards and index anew.
+    pub(crate) fn rebuild(&mut self, decay: f32) {
+        let mut total = [Count::default(); BUCKETS];
+        let mut pairs = vec![[Count::default(); BUCKETS]; PAIRS];
+        for (cell, counts) in self.counts.iter_mut().enumerate().filter(|(c, _)| self.used[*c]) {
+            for count in counts.iter_mut() {
+                count.reuses *= decay;
+                count.trials *= decay;
+            }
+            add(&mut pairs[cell / LEVELS], counts);
+        }
+        let mut types = [[Count::default(); BUCKETS]; 4];
+        for (pair, counts) in pairs.iter().enumerate() {
+            add(&mut types[pair / 4], counts);
+            add(&mut total, counts);
+        }
+        self.global = global_hazard(&total);
+        if !self.by_age {
+            return self.rebuild_by_class(&pairs);
+        }
+        let of_types = types.map(|counts| shrink(&counts, &self.global));
+        for (pair, counts) in pairs.iter().enumerate() {
+            let hazard = shrink(counts, &of_types[pair / 4]);
+            self.rebuild_pair(pair, &hazard);
+        }
+    }
+
+    fn rebuild_pair(&mut self, pair: usize, hazard: &Curve) {
+        let index = gittins(hazard, &self.ages.widths);
+        for score in 0..SCORES {
+            let first = pair * LEVELS + score * GAPS;
+            let cells = first..first + GAPS;
+            if !self.used[cells.clone()].contains(&true) {
+                self.index[cells].fill(index);
+                continue;
+            }
+            let mut counts = [Count::default(); BUCKETS];
+            for cell in cells.clone() {
+                add(&mut counts, &self.counts[cell]);
+            }
+            let of_score = shrink(&counts, hazard);
+            let score_index = gittins(&of_score, &self.ages.widths);
+            for cell in cells {
+                self.index[cell] = if self.used[cell] {
+                    gittins(&shrink(&self.counts[cell], &of_score), &self.ages.widths)
+                } else {
+                    score_index
+                };
+            }
+        }
+    }
+
+    /// The chance that a life ends in a reuse, by pair: what the ages say is not looked at.
+    fn rebuild_by_class(&mut self, pairs: &[Counts]) {
+        for (pair, counts) in pairs.iter().enumerate() {
+            let reuses: f32 = counts.iter().map(|count| count.reuses).sum();
+            let mut lives = 0f32;
+            for bucket in 0..BUCKETS {
+                let after = counts.get(bucket + 1).map_or(0.0, |count| count.trials);
+                let Count { reuses, trials } = counts[bucket];
+                lives += reuses + (trials - reuses - after).max(0.0);
+            }
+            self.index[pair * LEVELS..(pair + 1) * LEVELS]
+                .fill([(reuses + 1.0) / (lives + 2.0); BUCKETS]);
+        }
+    }
+}
+
+fn global_hazard(total: &Counts) -> Curve {
+    let mut hazard = [0.0; BUCKETS];
+    for bucket in 0..BUCKETS {
+        let mean = if bucket <= 1 { START } else { CARRY * hazard[bucket - 1] };
+        let Count { reuses, trials } = total[bucket];
+        hazard[bucket] =
+            (f64::from(reuses) + GLOBAL_STRENGTH * mean) / (f64::from(trials) + GLOBAL_STRENGTH);
+    }
+    hazard
+}
+
+/// Posterior means under a prior around the parent's curve, scaled by how this node compared with
+/// its parent in the buckets before.
+fn shrink(counts: &Counts, parent: &Curve) -> Curve {
+    let (mut observed, mut expected) = (0f64, 0f64);
+    let mut hazard = [0.0; BUCKETS];
+    for bucket in 0..BUCKETS {
+        let (reuses, trials) =
+            (f64::from(counts[bucket].reuses), f64::from(counts[bucket].trials));
+        let prior = ((observed + 2.0) / (expected + 2.0) * parent[bucket]).min(0.95);
+        hazard[bucket] = (reuses + STRENGTH * prior) / (trials + STRENGTH);
+        observed = FADE * observed + reuses;
+        expected = FADE * expected + trials * parent[bucket];
+    }
+    hazard
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_without_evidence_takes_its_parent_s_index() {
+        let mut table = Table::new(true);
+        let seen = Cell::new(5, 2, 3);
+        for _ in 0..200 {
+            table.add(seen, 10, 1.0, true);
+            table.add(Cell::new(9, 0, 0), 10, 1.0, false);
+        }
+        table.rebuild(1.0);
+        let value = |pair, score, gap| table.value(Cell::new(pair, score, gap), 10);
+        assert_eq!(value(5, 2, 0), value(5, 2, 7), "both of the score's curve");
+        assert_eq!(value(5, 0, 0), value(5, 7, 7), "both of the pair's curve");
+        assert!(value(5, 2, 3) > value(5, 2, 0), "less shrunk");
+        assert!(value(5, 0, 0) > value(9, 0, 0), "reused against never reused");
+    }
+
+    #[test]
+    fn counts_fade_at_a_rebuild() {
+        let mut table = Table::new(true);
+        let cell = Cell::new(0, 0, 0);
+        table.add(cell, 3, 1.0, true);
+        table.rebuild(0.5);
+        assert_eq!(table.count(cell, 3), Count { reuses: 0.5, trials: 0.5 });
+    }
+}

@@ -1,0 +1,238 @@
+//! The reuse predictor: a Bayesian survival model of blocks, and eviction by what it predicts.
+//!
+//! For each pair of a block type and a transition, and finer where there is evidence, the hazard
+//! of a reuse in each bucket of ages has a Beta posterior. What a block is worth is the Gittins
+//! index of that curve at its age: the hits a second of residence that the best rule to stop
+//! would collect. The blocks are counted on *sentinels*, a few of each run of new blocks.
+
+mod age;
+mod chain;
+mod evict;
+mod hazard;
+mod index;
+mod options;
+mod score;
+mod sentinel;
+mod session;
+mod touch;
+
+pub use age::BUCKETS;
+pub use hazard::PAIRS;
+pub use index::gittins;
+pub use options::BetaOptions;
+
+use crate::rng::Rng;
+use crate::{Cache, Nanos, Request};
+use chain::{Chain, NONE, RESIDENT};
+use hazard::Table;
+use score::{Facts, Features, Scores};
+use sentinel::{Books, Sentinels};
+use session::Sessions;
+
+/// Requests after which counts weigh half.
+const HALF_LIFE: f32 = 8000.0;
+/// Weight of a new gap in the moving average.
+const GAP_WEIGHT: f32 = 0.3;
+/// Least number of blocks that are remembered after they left.
+const MIN_GHOSTS: usize = 65_536;
+/// Least number of sessions that are remembered.
+const MIN_SESSIONS: usize = 65_536;
+
+/// The predictor and the cache that it governs.
+///
+/// Pure and deterministic: time comes with requests, and the seed with [`Beta::new`].
+#[derive(Debug)]
+pub struct Beta {
+    options: BetaOptions,
+    capacity: usize,
+    chain: Chain,
+    sessions: Sessions,
+    sentinels: Sentinels,
+    table: Table,
+    scores: Scores,
+    rng: Rng,
+    /// Requests so far.
+    requests: u64,
+    /// The request at which the table is computed anew, and the one at which it last was.
+    next_rebuild: u64,
+    last_rebuild: u64,
+    /// Slots of the request's blocks, `NONE` where a block is not known.
+    path: Vec<u32>,
+}
+
+/// What all of a request's blocks share.
+struct Visit<'a> {
+    request: &'a Request<'a>,
+    now: f64,
+    session: u32,
+    /// The session's transition: first or continued.
+    transition: usize,
+    /// Score and gap levels of private blocks.
+    score: usize,
+    gap: usize,
+    features: Features,
+    /// Whether later turns of an agent insert what tools said.
+    tools: bool,
+    /// Whether the prompt's last block is not full.
+    partial: bool,
+}
+
+/// Transitions; with a type they make a pair.
+const SHARED: usize = 0;
+const FIRST: usize = 1;
+const CONTINUED: usize = 2;
+const LEFT_BEHIND: usize = 3;
+
+fn seconds(now: Nanos) -> f64 {
+    now as f64 * 1e-9
+}
+
+/// log2 of a gap in seconds, of a hundredth at least.
+fn log_gap(gap: f64) -> f32 {
+    gap.max(0.01).log2() as f32
+}
+
+/// The gap level of a moving average.
+fn gap_level(gap: f32) -> usize {
+    ((gap + 2.0) / 2.0).floor().clamp(0.0, 6.0) as usize
+}
+
+/// The level of what has no gap yet.
+const NO_GAP: usize = 7;
+
+impl Beta {
+    /// A predictor over a cache of `capacity` blocks, at least one.
+    pub fn new(capacity: usize, options: BetaOptions, seed: u64) -> Self {
+        let capacity = capacity.max(1);
+        let ghosts = if options.ghosts { MIN_GHOSTS.max(4 * capacity) } else { 0 };
+        let sessions = MIN_SESSIONS.max(ghosts / 4) as u32;
+        Self {
+            options,
+            capacity,
+            chain: Chain::new(ghosts, options.leaf_first),
+            sessions: Sessions::new(sessions),
+            sentinels: Sentinels::default(),
+            table: Table::new(options.by_age),
+            scores: Scores::new(),
+            rng: Rng::new(seed),
+            requests: 0,
+            next_rebuild: 16,
+            last_rebuild: 0,
+            path: Vec::new(),
+        }
+    }
+
+    /// Looks the request's blocks up: how many of the prompt's are resident, from the first one on,
+    /// and how many of all are known.
+    fn look_up(&mut self, request: &Request<'_>) -> (usize, usize) {
+        self.path.clear();
+        let chain = &self.chain;
+        self.path.extend(request.blocks.iter().map(|key| chain.find(*key).unwrap_or(NONE)));
+        let nodes = &self.chain.nodes;
+        let prompt = self.path.iter().take(request.prompt);
+        let resident =
+            prompt.take_while(|slot| **slot != NONE && nodes[**slot as usize].has(RESIDENT));
+        let known = self.path.iter().take_while(|slot| **slot != NONE);
+        (resident.count(), known.count())
+    }
+
+    /// The session that the request is of, new or known.
+    fn session_of(&mut self, request: &Request<'_>, known: usize) -> u32 {
+        if let Some(label) = request.session {
+            let held = self.sessions.by_label(label);
+            return held.unwrap_or_else(|| self.sessions.start(Some(label)));
+        }
+        if known >= 2 {
+            let deepest = self.chain.nodes[self.path[known - 1] as usize];
+            let short = u64::from(deepest.rend) <= known as u64 + self.options.infer_slack;
+            if short && self.sessions.get(deepest.session).is_some() {
+                return deepest.session;
+            }
+        }
+        self.sessions.start(None)
+    }
+
+    /// Takes the request into its session's books; also where the session ended before.
+    fn visit<'a>(&mut self, request: &'a Request<'a>, serial: u32) -> (Visit<'a>, u32) {
+        let now = seconds(request.now);
+        let session = self.sessions.get(serial).expect("a request's session is kept");
+        let since = (now - session.last).max(0.0);
+        let first = session.turn == 0;
+        if !first {
+            let gap = log_gap(since);
+            let before = if session.turn == 1 { gap } else { session.gap };
+            session.gap = before + GAP_WEIGHT * (gap - before);
+        }
+        session.turn += 1;
+        let new_tokens = request.input_tokens.saturating_sub(session.tokens).max(1);
+        let facts = Facts {
+            turn: session.turn,
+            new_tokens: if first { request.input_tokens } else { new_tokens },
+            input_tokens: request.input_tokens,
+            output_tokens: request.output_tokens,
+            gap: since,
+            kind: request.kind.index(),
+        };
+        session.tokens = request.input_tokens.saturating_add(request.output_tokens);
+        session.last = now;
+        let gap = if first { NO_GAP } else { gap_level(session.gap) };
+        let full = request.prompt as u64 * u64::from(request.block_tokens);
+        let features = facts.features();
+        let visit = Visit {
+            request,
+            now,
+            session: serial,
+            transition: if first { FIRST } else { CONTINUED },
+            score: if self.options.score { self.scores.level(features) } else { 0 },
+            gap: if self.options.gap { gap } else { 0 },
+            features,
+            tools: request.kind.is_agent() && session.turn > 1,
+            partial: full > u64::from(request.input_tokens),
+        };
+        (visit, session.end)
+    }
+
+    /// Computes hazards and index anew where that is due.
+    fn maintain(&mut self) {
+        if self.requests < self.next_rebuild {
+            return;
+        }
+        let passed = (self.requests - self.last_rebuild) as f32;
+        let decay = 0.5f32.powf(passed / HALF_LIFE);
+        self.scores.rebuild(decay);
+        self.table.rebuild(decay);
+        self.last_rebuild = self.requests;
+        self.next_rebuild = self.requests + (self.requests / 4).clamp(16, 256);
+    }
+
+    fn sweep(&mut self, now: f64) {
+        let nodes = &self.chain.nodes;
+        let mut books = Books { table: &mut self.table, scores: &mut self.scores };
+        self.sentinels.sweep(&mut books, |slot| (now - nodes[slot as usize].last).max(0.0));
+    }
+}
+
+impl Cache for Beta {
+    fn name(&self) -> &'static str {
+        self.options.name
+    }
+
+    fn request(&mut self, request: &Request<'_>) -> usize {
+        self.requests += 1;
+        let (hits, known) = self.look_up(request);
+        let session = self.session_of(request, known);
+        let (visit, end) = self.visit(request, session);
+        if self.options.left_behind {
+            self.leave_behind(&visit, end);
+        }
+        self.apply(&visit);
+        self.evict(visit.now);
+        self.sweep(visit.now);
+        self.maintain();
+        hits
+    }
+
+    fn residents(&self) -> usize {
+        self.chain.residents()
+    }
+}

@@ -1,0 +1,60 @@
+//! What of the predictor is in use: every ingredient can be left out, to see what it is worth.
+
+/// Ingredients of [`super::Beta`].
+#[derive(Clone, Copy, Debug)]
+pub struct BetaOptions {
+    /// The name under which results are reported.
+    pub name: &'static str,
+    /// Hazards by age and the Gittins index; else the chance that a block of the pair is reused.
+    pub by_age: bool,
+    /// What is known of a block outlives its eviction.
+    pub ghosts: bool,
+    /// Only blocks without a resident child leave.
+    pub leaf_first: bool,
+    /// All private blocks of a request share transition and level.
+    pub session_state: bool,
+    /// Cells are split by the average gap.
+    pub gap: bool,
+    /// Cells are split by the request score.
+    pub score: bool,
+    /// Blocks that a session did not come back to get a transition of their own.
+    pub left_behind: bool,
+    /// How much longer than its known prefix a request's predecessor may have been, in blocks,
+    /// where a session is inferred.
+    pub infer_slack: u64,
+}
+
+impl BetaOptions {
+    /// The policy as specified.
+    pub const SPEC: Self = Self {
+        name: "beta-spec",
+        by_age: true,
+        ghosts: true,
+        leaf_first: true,
+        session_state: true,
+        gap: true,
+        score: true,
+        left_behind: true,
+        infer_slack: 1,
+    };
+
+    /// The ablation: one ingredient more in each, up to [`Self::SPEC`].
+    pub fn ablation() -> [Self; 7] {
+        let class = Self {
+            name: "beta-class",
+            by_age: false,
+            ghosts: false,
+            leaf_first: false,
+            session_state: false,
+            gap: false,
+            score: false,
+            ..Self::SPEC
+        };
+        let age = Self { name: "beta-age", by_age: true, ..class };
+        let ghosts = Self { name: "beta-ghosts", ghosts: true, ..age };
+        let leaf = Self { name: "beta-leaf", leaf_first: true, ..ghosts };
+        let session = Self { name: "beta-session", session_state: true, ..leaf };
+        let gap = Self { name: "beta-gap", gap: true, ..session };
+        [class, age, ghosts, leaf, session, gap, Self::SPEC]
+    }
+}

@@ -1,0 +1,147 @@
+//! The request score: which requests are followed by more reuse than their cell predicts.
+
+/// Features of a request, each of 16 values.
+pub(crate) const FEATURES: usize = 6;
+const VALUES: usize = 16;
+/// Strength of the prior around "as predicted", in reuses.
+const PRIOR: f32 = 30.0;
+
+/// The values of a request's features, four bits each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Features(u32);
+
+impl Features {
+    pub(crate) fn new(values: [u8; FEATURES]) -> Self {
+        let pack = |packed, value: u8| packed << 4 | u32::from(value.min(15));
+        Self(values.into_iter().rev().fold(0, pack))
+    }
+
+    fn value(self, feature: usize) -> usize {
+        (self.0 >> (4 * feature)) as usize & 15
+    }
+}
+
+/// What is known of a request when its features are taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// Requests of the session up to this one.
+    pub(crate) turn: u32,
+    pub(crate) new_tokens: u32,
+    pub(crate) input_tokens: u32,
+    pub(crate) output_tokens: u32,
+    /// Seconds since the session's last request.
+    pub(crate) gap: f64,
+    pub(crate) kind: u8,
+}
+
+/// Where each bucket of turns ends.
+const TURNS: [u32; 9] = [1, 2, 3, 4, 5, 7, 10, 15, 25];
+
+/// The floor of log2 of a number of tokens, less `offset`, as a feature's value.
+fn log2(tokens: u32, offset: u32) -> u8 {
+    tokens.max(1).ilog2().saturating_sub(offset).min(15) as u8
+}
+
+impl Facts {
+    pub(crate) fn features(&self) -> Features {
+        let turn = TURNS.iter().take_while(|last| self.turn > **last).count();
+        let gap = if self.turn <= 1 { 0.0 } else { 1.0 + (1.0 + self.gap.max(0.0)).log2() };
+        Features::new([
+            turn as u8,
+            log2(self.new_tokens, 0),
+            log2(self.input_tokens, 2),
+            log2(self.output_tokens, 0),
+            gap.clamp(0.0, 15.0) as u8,
+            self.kind.min(15),
+        ])
+    }
+}
+
+/// Reuses seen and expected for each value of each feature.
+#[derive(Clone, Debug)]
+pub(crate) struct Scores {
+    reuses: [[f32; VALUES]; FEATURES],
+    expected: [[f32; VALUES]; FEATURES],
+    /// How much more reuse a value brings: frozen between rebuilds.
+    ratio: [[f32; VALUES]; FEATURES],
+    log2: [[f32; VALUES]; FEATURES],
+}
+
+impl Scores {
+    pub(crate) fn new() -> Self {
+        let zero = [[0.0; VALUES]; FEATURES];
+        Self { reuses: zero, expected: zero, ratio: [[1.0; VALUES]; FEATURES], log2: zero }
+    }
+
+    /// The level of a request, 0 to 7: half a doubling of intensity each, 4 as predicted.
+    pub(crate) fn level(&self, features: Features) -> usize {
+        let sum: f32 = (0..FEATURES).map(|f| self.log2[f][features.value(f)]).sum();
+        (sum / 0.5 + 4.0).floor().clamp(0.0, 7.0) as usize
+    }
+
+    /// Counts `trials` at a global hazard, and a reuse if `reused`. A feature is expected to
+    /// account for what the others leave, or correlated features would count twice.
+    pub(crate) fn add(&mut self, features: Features, trials: f32, hazard: f32, reused: bool) {
+        let ratios: [f32; FEATURES] =
+            std::array::from_fn(|feature| self.ratio[feature][features.value(feature)]);
+        let all = trials * hazard * ratios.iter().product::<f32>();
+        for (feature, ratio) in ratios.into_iter().enumerate() {
+            let value = features.value(feature);
+            self.expected[feature][value] += all / ratio;
+            if reused {
+                self.reuses[feature][value] += 1.0;
+            }
+        }
+    }
+
+    /// Lets the counts fade and takes the ratios anew.
+    pub(crate) fn rebuild(&mut self, decay: f32) {
+        for feature in 0..FEATURES {
+            for value in 0..VALUES {
+                let reuses = &mut self.reuses[feature][value];
+                let expected = &mut self.expected[feature][value];
+                *reuses *= decay;
+                *expected *= decay;
+                let ratio = (*reuses + PRIOR) / (*expected + PRIOR);
+                self.ratio[feature][value] = ratio;
+                self.log2[feature][value] = ratio.log2();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_floored_and_bounded() {
+        let facts = Facts {
+            turn: 8,
+            new_tokens: 0,
+            input_tokens: 1023,
+            output_tokens: u32::MAX,
+            gap: 7.5,
+            kind: 200,
+        };
+        let features = facts.features();
+        let values: Vec<usize> = (0..FEATURES).map(|f| features.value(f)).collect();
+        assert_eq!(values, [6, 0, 7, 15, 4, 15]);
+        let first = Facts { turn: 1, gap: 9.0, ..facts }.features();
+        assert_eq!((first.value(0), first.value(4)), (0, 0));
+    }
+
+    #[test]
+    fn a_value_that_brings_reuse_raises_the_level() {
+        let mut scores = Scores::new();
+        let (often, never) = (Features::new([1; 6]), Features::new([2; 6]));
+        for _ in 0..300 {
+            scores.add(often, 1.0, 0.1, true);
+            scores.add(never, 1.0, 0.1, false);
+        }
+        assert_eq!(scores.level(often), 4, "ratios are frozen until the rebuild");
+        scores.rebuild(1.0);
+        assert!(scores.level(often) > 4);
+        assert!(scores.level(never) < 4);
+    }
+}

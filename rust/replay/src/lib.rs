@@ -1,0 +1,18 @@
+//! Replays traces of requests against the policies that the store runs, and those of others.
+//!
+//! The measure: a request accesses each block of its prompt once, and a block is a hit if it and
+//! all before it are resident when the request comes. Then the request is applied. Capacities are
+//! parts of the trace's unique prompt blocks, and every cache starts empty.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod policies;
+mod read;
+mod report;
+mod trace;
+
+pub use bench::{Job, Options, Outcome, capacity_blocks, jobs, replay, run};
+pub use policies::{ABLATION, ALL, Unknown, known};
+pub use read::{ReadError, read, read_path};
+pub use report::{Report, table};
+pub use trace::{Builder, Entry, Trace};

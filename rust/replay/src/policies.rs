@@ -1,0 +1,59 @@
+//! Policies by name.
+
+use std::fmt;
+use tiered_kv_policy::classic::{Classic, Fifo, LeastRecent, Min, NextUses};
+use tiered_kv_policy::{Beta, BetaOptions, Cache};
+
+/// All policies that `all` stands for.
+pub const ALL: &[&str] = &["fifo", "lru", "beta-spec", "min"];
+
+/// The ablation, from the class alone to the policy as specified.
+pub const ABLATION: &[&str] = &[
+    "beta-class",
+    "beta-age",
+    "beta-ghosts",
+    "beta-leaf",
+    "beta-session",
+    "beta-gap",
+    "beta-spec",
+];
+
+/// A name that no policy has.
+#[derive(Clone, Debug)]
+pub struct Unknown(pub String);
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "policies: `{}` is none; there are all, ablation, {}", self.0, ALL.join(", "))
+    }
+}
+
+impl std::error::Error for Unknown {}
+
+/// The name as the program keeps it, if a policy has it.
+pub fn known(name: &str) -> Option<&'static str> {
+    ALL.iter().chain(ABLATION).find(|known| **known == name).copied()
+}
+
+/// Whether draws decide: then seeds differ.
+pub(crate) fn is_seeded(name: &str) -> bool {
+    name.starts_with("beta") || name == "lhd"
+}
+
+/// An empty cache of `capacity` blocks under the policy of this name, which is a known one.
+pub(crate) fn make<'a>(
+    name: &str,
+    capacity: usize,
+    seed: u64,
+    future: &'a NextUses,
+) -> Box<dyn Cache + 'a> {
+    match name {
+        "fifo" => Box::new(Classic(Fifo::new(capacity))),
+        "lru" => Box::new(Classic(LeastRecent::new(capacity))),
+        "min" => Box::new(Min::new(capacity, future)),
+        _ => {
+            let options = BetaOptions::ablation().into_iter().find(|o| o.name == name);
+            Box::new(Beta::new(capacity, options.unwrap_or(BetaOptions::SPEC), seed))
+        }
+    }
+}
