@@ -1,11 +1,15 @@
 //! Policies by name.
 
 use std::fmt;
-use tiered_kv_policy::classic::{Classic, Fifo, LeastRecent, Min, NextUses};
+use tiered_kv_policy::classic::{Ali, Arc, Classic, Fifo, Frequency, LeastRecent, Lhd, Min};
+use tiered_kv_policy::classic::{NextUses, S3Fifo, Sieve, TinyLfu, TwoQ};
 use tiered_kv_policy::{Beta, BetaOptions, Cache};
 
 /// All policies that `all` stands for.
-pub const ALL: &[&str] = &["fifo", "lru", "beta-spec", "min"];
+pub const ALL: &[&str] = &[
+    "fifo", "lru", "lfu-da", "gdsf", "2q", "arc", "s3-fifo", "sieve", "w-tinylfu", "lhd", "ali",
+    "beta-spec", "min",
+];
 
 /// The ablation, from the class alone to the policy as specified.
 pub const ABLATION: &[&str] = &[
@@ -50,6 +54,15 @@ pub(crate) fn make<'a>(
     match name {
         "fifo" => Box::new(Classic(Fifo::new(capacity))),
         "lru" => Box::new(Classic(LeastRecent::new(capacity))),
+        "lfu-da" => Box::new(Classic(Frequency::lfu_da(capacity))),
+        "gdsf" => Box::new(Classic(Frequency::gdsf(capacity))),
+        "2q" => Box::new(Classic(TwoQ::new(capacity))),
+        "arc" => Box::new(Classic(Arc::new(capacity))),
+        "s3-fifo" => Box::new(Classic(S3Fifo::new(capacity))),
+        "sieve" => Box::new(Classic(Sieve::new(capacity))),
+        "w-tinylfu" => Box::new(Classic(TinyLfu::new(capacity))),
+        "lhd" => Box::new(Classic(Lhd::new(capacity, seed))),
+        "ali" => Box::new(Classic(Ali::new(capacity))),
         "min" => Box::new(Min::new(capacity, future)),
         _ => {
             let options = BetaOptions::ablation().into_iter().find(|o| o.name == name);

@@ -76,7 +76,7 @@ pub fn table(report: &Report) -> String {
             values.iter().sum::<f64>() / values.len().max(1) as f64
         };
         for capacity in &capacities {
-            let _ = write!(text, " {:.1} |", of(Some(*capacity), |r| r.hit_pct));
+            let _ = write!(text, " {:.2} |", of(Some(*capacity), |r| r.hit_pct));
         }
         let _ = writeln!(text, " {:.0} |", of(None, |r| r.ns_per_block));
     }

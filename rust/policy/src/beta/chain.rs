@@ -2,7 +2,6 @@
 
 use super::hazard::Cell;
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
 
 /// No slot, no place, no session.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -265,11 +264,7 @@ impl Chain {
         debug_assert!(!node.has(RESIDENT), "a resident is not forgotten");
         let key = node.key;
         *node = Node { flags: 0, ..Node::new(0, NONE, 0) };
-        if let Entry::Occupied(entry) = self.map.entry(
-            hash(key),
-            |other| *other == slot,
-            |_| unreachable!("an entry that is there makes no table grow"),
-        ) {
+        if let Ok(entry) = self.map.find_entry(hash(key), |other| *other == slot) {
             entry.remove();
         }
         self.free.push(slot);

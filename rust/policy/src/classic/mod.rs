@@ -3,12 +3,29 @@
 //!
 //! Keys are dense numbers here: tables are indexed by them.
 
+mod ali;
+mod arc;
+mod heap;
+mod lfu;
+mod lhd;
 mod list;
 mod min;
 mod queues;
+mod s3fifo;
+mod sieve;
+mod tinylfu;
+mod twoq;
 
+pub use ali::Ali;
+pub use arc::Arc;
+pub use lfu::Frequency;
+pub use lhd::Lhd;
 pub use min::{Min, NextUses, next_uses};
 pub use queues::{Fifo, LeastRecent};
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
+pub use tinylfu::TinyLfu;
+pub use twoq::TwoQ;
 
 use crate::{Cache, Request};
 
