@@ -7,8 +7,19 @@ use tiered_kv_policy::{Beta, BetaOptions, Cache};
 
 /// All policies that `all` stands for.
 pub const ALL: &[&str] = &[
-    "fifo", "lru", "lfu-da", "gdsf", "2q", "arc", "s3-fifo", "sieve", "w-tinylfu", "lhd", "ali",
-    "beta-spec", "min",
+    "fifo",
+    "lru",
+    "lfu-da",
+    "gdsf",
+    "2q",
+    "arc",
+    "s3-fifo",
+    "sieve",
+    "w-tinylfu",
+    "lhd",
+    "ali",
+    "beta-spec",
+    "min",
 ];
 
 /// The ablation, from the class alone to the policy as specified.

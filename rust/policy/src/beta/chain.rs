@@ -1,6 +1,7 @@
 //! Blocks that are resident or remembered, their chains, and which of them may leave.
 
 use super::hazard::Cell;
+use super::slots::Slots;
 use hashbrown::HashTable;
 
 /// No slot, no place, no session.
@@ -34,8 +35,10 @@ pub(crate) struct Node {
     /// Moving average of log2 of its own gaps in seconds, once it is `PACED`.
     pub(crate) gap: f32,
     pub(crate) sentinel: u32,
+    /// The first of the known blocks behind it; others are found through the map.
+    next: u32,
     /// Where it is among the candidates or in the ring of ghosts.
-    pub(crate) place: u32,
+    place: u32,
     /// The request that touched it last.
     pub(crate) request: u32,
     pub(crate) cell: Cell,
@@ -50,7 +53,7 @@ impl Node {
         self.flags & flag != 0
     }
 
-    /// A block at `depth` behind `parent`, of which nothing else is known yet.
+    /// A resident block at `depth` behind `parent`, of which nothing else is known yet.
     pub(crate) fn new(key: u64, parent: u32, depth: u32) -> Self {
         Self {
             key,
@@ -62,6 +65,7 @@ impl Node {
             rend: 0,
             gap: 0.0,
             sentinel: NONE,
+            next: NONE,
             place: NONE,
             request: 0,
             cell: Cell::default(),
@@ -83,7 +87,9 @@ pub(crate) struct Candidate {
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub(crate) nodes: Vec<Node>,
-    free: Vec<u32>,
+    free: Slots,
+    /// Roots, and blocks whose parent has another `next`. With leaves first a parent is known as
+    /// long as its children are, so that a chain is found by following it; else all are in here.
     map: HashTable<u32>,
     candidates: Vec<Candidate>,
     /// Blocks that are remembered, in the order in which they left.
@@ -105,7 +111,7 @@ impl Chain {
     pub(crate) fn new(ghosts: usize, leaf_first: bool) -> Self {
         Self {
             nodes: Vec::new(),
-            free: Vec::new(),
+            free: Slots::default(),
             map: HashTable::new(),
             candidates: Vec::new(),
             ring: vec![NONE; ghosts],
@@ -115,6 +121,7 @@ impl Chain {
         }
     }
 
+    #[inline]
     pub(crate) fn residents(&self) -> usize {
         self.residents
     }
@@ -123,9 +130,33 @@ impl Chain {
         &self.candidates
     }
 
+    /// The known block with this key behind `parent`; a chain's first block is behind `NONE`.
     #[inline]
-    pub(crate) fn find(&self, key: u64) -> Option<u32> {
-        self.map.find(hash(key), |slot| self.nodes[*slot as usize].key == key).copied()
+    pub(crate) fn child(&self, parent: u32, key: u64) -> Option<u32> {
+        let nodes = &self.nodes;
+        if self.leaf_first && parent != NONE {
+            let next = nodes[parent as usize].next;
+            if next != NONE && nodes[next as usize].key == key {
+                return Some(next);
+            }
+        }
+        let found = self.map.find(hash(key), |slot| {
+            let node = &nodes[*slot as usize];
+            node.key == key && (node.parent == parent || !self.leaf_first)
+        });
+        found.copied()
+    }
+
+    /// [`Self::child`], tried first at a guessed slot: neighbours in a chain mostly got neighbouring
+    /// slots, and a guess need not wait for the parent to come from memory.
+    #[inline]
+    pub(crate) fn child_near(&self, parent: u32, key: u64, guess: u32) -> Option<u32> {
+        match self.nodes.get(guess as usize) {
+            Some(node) if node.key == key && node.parent == parent && node.count != 0 => {
+                Some(guess)
+            }
+            _ => self.child(parent, key),
+        }
     }
 
     #[inline]
@@ -136,7 +167,7 @@ impl Chain {
     /// Adds a resident block.
     pub(crate) fn insert(&mut self, node: Node) -> u32 {
         let (key, parent) = (node.key, node.parent);
-        let slot = match self.free.pop() {
+        let slot = match self.free.take(self.nodes.len()) {
             Some(slot) => {
                 self.nodes[slot as usize] = node;
                 slot
@@ -146,8 +177,12 @@ impl Chain {
                 (self.nodes.len() - 1) as u32
             }
         };
-        let nodes = &self.nodes;
-        self.map.insert_unique(hash(key), slot, |slot| hash(nodes[*slot as usize].key));
+        if self.leaf_first && parent != NONE && self.nodes[parent as usize].next == NONE {
+            self.node(parent).next = slot;
+        } else {
+            let nodes = &self.nodes;
+            self.map.insert_unique(hash(key), slot, |slot| hash(nodes[*slot as usize].key));
+        }
         self.residents += 1;
         self.settle_in(slot, parent);
         slot
@@ -173,23 +208,6 @@ impl Chain {
         } else if parent != NONE {
             self.node(parent).children += 1;
             self.unlist(parent);
-        }
-    }
-
-    /// Puts a resident block behind another parent, if it is not there already.
-    pub(crate) fn reattach(&mut self, slot: u32, parent: u32, depth: u32) {
-        let node = self.node(slot);
-        node.depth = depth;
-        let old = std::mem::replace(&mut node.parent, parent);
-        if old == parent || !self.leaf_first {
-            return;
-        }
-        if parent != NONE {
-            self.node(parent).children += 1;
-            self.unlist(parent);
-        }
-        if old != NONE && self.orphaned(old) {
-            self.list(old);
         }
     }
 
@@ -262,16 +280,13 @@ impl Chain {
     pub(crate) fn forget(&mut self, slot: u32) {
         let node = &mut self.nodes[slot as usize];
         debug_assert!(!node.has(RESIDENT), "a resident is not forgotten");
-        let key = node.key;
+        let Node { key, parent, .. } = *node;
         *node = Node { flags: 0, ..Node::new(0, NONE, 0) };
-        if let Ok(entry) = self.map.find_entry(hash(key), |other| *other == slot) {
+        if parent != NONE && self.leaf_first && self.nodes[parent as usize].next == slot {
+            self.node(parent).next = NONE;
+        } else if let Ok(entry) = self.map.find_entry(hash(key), |other| *other == slot) {
             entry.remove();
         }
-        self.free.push(slot);
-    }
-
-    /// Blocks that are known: resident or remembered.
-    pub(crate) fn known(&self) -> usize {
-        self.map.len()
+        self.free.give(slot);
     }
 }

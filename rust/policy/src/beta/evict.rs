@@ -3,6 +3,7 @@
 use super::Beta;
 use super::age::bucket;
 use super::chain::{Candidate, NONE};
+use super::hazard::Cell;
 use super::sentinel::{Books, Sentinels};
 
 /// Candidates looked at in one draw; up to as many are all looked at.
@@ -67,6 +68,7 @@ impl Beta {
     /// Evicts `victim`, then its parents while each is a leaf and worth no more than `limit`.
     fn evict_chain(&mut self, victim: u32, limit: f32, now: f64) {
         let mut slot = victim;
+        let mut valued = (f64::NAN, Cell::default());
         for left in (0..BATCH).rev() {
             let (leaf, forgotten) = self.chain.evict(slot);
             if let Some(forgotten) = forgotten {
@@ -74,8 +76,11 @@ impl Beta {
             }
             let Some(parent) = leaf else { return };
             let node = &self.chain.nodes[parent as usize];
-            let key = self.table.value(node.cell, bucket(now - node.last));
-            if left == 0 || self.chain.residents() <= self.capacity || key > limit {
+            // Blocks of a chain mostly share cell and age, and so the value that was low enough.
+            let worth_more = valued != (node.last, node.cell)
+                && self.table.value(node.cell, bucket(now - node.last)) > limit;
+            valued = (node.last, node.cell);
+            if left == 0 || self.chain.residents() <= self.capacity || worth_more {
                 self.chain.list(parent);
                 return;
             }
@@ -88,8 +93,7 @@ impl Beta {
         let node = self.chain.nodes[slot as usize];
         if node.sentinel != Sentinels::NONE {
             let mut books = Books { table: &mut self.table, scores: &mut self.scores };
-            let age = (now - node.last).max(0.0);
-            let moved = self.sentinels.end(node.sentinel, &mut books, age);
+            let moved = self.sentinels.end(node.sentinel, &mut books, now);
             if let Some(moved) = moved {
                 self.chain.node(moved).sentinel = node.sentinel;
             }

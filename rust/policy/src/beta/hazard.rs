@@ -198,8 +198,7 @@ fn shrink(counts: &Counts, parent: &Curve) -> Curve {
     let (mut observed, mut expected) = (0f64, 0f64);
     let mut hazard = [0.0; BUCKETS];
     for bucket in 0..BUCKETS {
-        let (reuses, trials) =
-            (f64::from(counts[bucket].reuses), f64::from(counts[bucket].trials));
+        let (reuses, trials) = (f64::from(counts[bucket].reuses), f64::from(counts[bucket].trials));
         let prior = ((observed + 2.0) / (expected + 2.0) * parent[bucket]).min(0.95);
         hazard[bucket] = (reuses + STRENGTH * prior) / (trials + STRENGTH);
         observed = FADE * observed + reuses;

@@ -14,6 +14,7 @@ mod options;
 mod score;
 mod sentinel;
 mod session;
+mod slots;
 mod touch;
 
 pub use age::BUCKETS;
@@ -94,7 +95,7 @@ fn log_gap(gap: f64) -> f32 {
 
 /// The gap level of a moving average.
 fn gap_level(gap: f32) -> usize {
-    ((gap + 2.0) / 2.0).floor().clamp(0.0, 6.0) as usize
+    ((gap + 2.0) / 2.0).clamp(0.0, 6.0) as usize
 }
 
 /// The level of what has no gap yet.
@@ -126,14 +127,33 @@ impl Beta {
     /// and how many of all are known.
     fn look_up(&mut self, request: &Request<'_>) -> (usize, usize) {
         self.path.clear();
-        let chain = &self.chain;
-        self.path.extend(request.blocks.iter().map(|key| chain.find(*key).unwrap_or(NONE)));
-        let nodes = &self.chain.nodes;
-        let prompt = self.path.iter().take(request.prompt);
-        let resident =
-            prompt.take_while(|slot| **slot != NONE && nodes[**slot as usize].has(RESIDENT));
-        let known = self.path.iter().take_while(|slot| **slot != NONE);
-        (resident.count(), known.count())
+        let (mut parent, mut guess, mut step) = (NONE, NONE, 1);
+        let (mut resident, mut known) = (None, None);
+        for (at, key) in request.blocks.iter().enumerate() {
+            let Some(slot) = self.chain.child_near(parent, *key, guess) else {
+                known = known.or(Some(at));
+                if self.options.leaf_first {
+                    break;
+                }
+                self.path.push(NONE);
+                (parent, guess) = (NONE, NONE);
+                continue;
+            };
+            if resident.is_none() && !self.chain.nodes[slot as usize].has(RESIDENT) {
+                resident = Some(at);
+            }
+            self.path.push(slot);
+            // Slots of a chain mostly follow one another, up or down.
+            let apart = slot.wrapping_sub(parent);
+            if apart == 1 || apart == u32::MAX {
+                step = apart;
+            }
+            guess = slot.wrapping_add(step);
+            parent = slot;
+        }
+        self.path.resize(request.blocks.len(), NONE);
+        let known = known.unwrap_or(request.blocks.len());
+        (resident.unwrap_or(known).min(known).min(request.prompt), known)
     }
 
     /// The session that the request is of, new or known.
@@ -206,9 +226,8 @@ impl Beta {
     }
 
     fn sweep(&mut self, now: f64) {
-        let nodes = &self.chain.nodes;
         let mut books = Books { table: &mut self.table, scores: &mut self.scores };
-        self.sentinels.sweep(&mut books, |slot| (now - nodes[slot as usize].last).max(0.0));
+        self.sentinels.sweep(&mut books, now);
     }
 }
 

@@ -76,7 +76,7 @@ impl Scores {
     /// The level of a request, 0 to 7: half a doubling of intensity each, 4 as predicted.
     pub(crate) fn level(&self, features: Features) -> usize {
         let sum: f32 = (0..FEATURES).map(|f| self.log2[f][features.value(f)]).sum();
-        (sum / 0.5 + 4.0).floor().clamp(0.0, 7.0) as usize
+        (sum / 0.5 + 4.0).clamp(0.0, 7.0) as usize
     }
 
     /// Counts `trials` at a global hazard, and a reuse if `reused`. A feature is expected to

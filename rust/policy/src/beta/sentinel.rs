@@ -7,6 +7,8 @@ use super::score::{Features, Scores};
 /// A block under observation since its last access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sentinel {
+    /// When its block was last accessed, in seconds: the block itself need not be looked at.
+    last: f64,
     pub(crate) slot: u32,
     features: Features,
     /// Part of `bucket` that has been credited.
@@ -23,6 +25,24 @@ pub(crate) struct Sentinels {
     all: Vec<Sentinel>,
     /// Where the sweep goes on.
     next: usize,
+}
+
+/// A life under observation as it begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Life {
+    /// When, in seconds.
+    pub(crate) from: f64,
+    pub(crate) cell: Cell,
+    pub(crate) features: Features,
+    /// Whether its fate teaches the request score.
+    pub(crate) scored: bool,
+}
+
+impl Life {
+    fn observed_at(self, slot: u32) -> Sentinel {
+        let Self { from, cell, features, scored } = self;
+        Sentinel { last: from, slot, features, credited: 0.0, cell, bucket: 0, scored }
+    }
 }
 
 /// Where counts go.
@@ -42,9 +62,9 @@ impl Books<'_> {
 }
 
 impl Sentinel {
-    /// Credits the buckets that the block outlived by `age`, and the part of the running one.
-    fn survive(&mut self, books: &mut Books<'_>, age: f64) {
-        let (bucket, part) = books.table.ages.place(age);
+    /// Credits the buckets that the block has outlived, and the part of the running one.
+    fn survive(&mut self, books: &mut Books<'_>, now: f64) {
+        let (bucket, part) = books.table.ages.place((now - self.last).max(0.0));
         self.pass(books, bucket);
         if part > self.credited {
             books.add(self, bucket, part - self.credited, false);
@@ -63,65 +83,49 @@ impl Sentinel {
 }
 
 impl Sentinels {
-    pub(crate) fn len(&self) -> usize {
-        self.all.len()
-    }
-
     /// Sets a new sentinel on a block; its number.
-    pub(crate) fn start(
-        &mut self,
-        slot: u32,
-        cell: Cell,
-        features: Features,
-        scored: bool,
-    ) -> u32 {
-        self.all.push(Sentinel { slot, features, credited: 0.0, cell, bucket: 0, scored });
+    pub(crate) fn start(&mut self, slot: u32, life: Life) -> u32 {
+        self.all.push(life.observed_at(slot));
         (self.all.len() - 1) as u32
     }
 
-    /// Counts a reuse at `age`, and begins again.
-    pub(crate) fn reused(
-        &mut self,
-        number: u32,
-        books: &mut Books<'_>,
-        age: f64,
-        (cell, features, scored): (Cell, Features, bool),
-    ) {
+    /// Counts a reuse, and begins with another life.
+    pub(crate) fn reused(&mut self, number: u32, books: &mut Books<'_>, life: Life) {
         let sentinel = &mut self.all[number as usize];
+        let age = (life.from - sentinel.last).max(0.0);
         let (bucket, _) = books.table.ages.place(age);
         sentinel.pass(books, bucket);
         // Clocks that step back leave the bucket ahead of the age: the reuse counts where it is.
         let bucket = usize::from(sentinel.bucket);
         books.add(sentinel, bucket, 1.0 - sentinel.credited, true);
-        *sentinel = Sentinel { cell, features, scored, credited: 0.0, bucket: 0, ..*sentinel };
+        *sentinel = life.observed_at(sentinel.slot);
     }
 
     /// Its block is of another cell from now on, at the same age.
-    pub(crate) fn moved(&mut self, number: u32, books: &mut Books<'_>, age: f64, cell: Cell) {
+    pub(crate) fn moved(&mut self, number: u32, books: &mut Books<'_>, now: f64, cell: Cell) {
         let sentinel = &mut self.all[number as usize];
-        sentinel.survive(books, age);
+        sentinel.survive(books, now);
         sentinel.cell = cell;
         sentinel.scored = false;
     }
 
     /// Credits what it outlived and drops it. The slot whose sentinel has this number from now on,
     /// if there is one.
-    pub(crate) fn end(&mut self, number: u32, books: &mut Books<'_>, age: f64) -> Option<u32> {
-        self.all[number as usize].survive(books, age);
+    pub(crate) fn end(&mut self, number: u32, books: &mut Books<'_>, now: f64) -> Option<u32> {
+        self.all[number as usize].survive(books, now);
         self.all.swap_remove(number as usize);
         self.all.get(number as usize).map(|moved| moved.slot)
     }
 
     /// Credits the next few sentinels in turn with what they outlived: without it, lives that do
     /// not end would not be seen, and every long age would look better than it is.
-    pub(crate) fn sweep(&mut self, books: &mut Books<'_>, age_of: impl Fn(u32) -> f64) {
+    pub(crate) fn sweep(&mut self, books: &mut Books<'_>, now: f64) {
         let count = 32.max(self.all.len() / 512).min(self.all.len());
         for _ in 0..count {
             if self.next >= self.all.len() {
                 self.next = 0;
             }
-            let sentinel = &mut self.all[self.next];
-            sentinel.survive(books, age_of(sentinel.slot));
+            self.all[self.next].survive(books, now);
             self.next += 1;
         }
     }

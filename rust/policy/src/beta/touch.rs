@@ -2,7 +2,7 @@
 
 use super::chain::{LABELLED, NONE, Node, PACED, PARTIAL, RESIDENT, SHARED as SHARED_BLOCK};
 use super::hazard::Cell;
-use super::sentinel::{Books, Sentinels};
+use super::sentinel::{Books, Life, Sentinels};
 use super::{Beta, CONTINUED, FIRST, GAP_WEIGHT, LEFT_BEHIND, NO_GAP, SHARED, Visit};
 use super::{gap_level, log_gap};
 use tiered_kv_types::BlockType;
@@ -95,11 +95,8 @@ impl Beta {
                 gap = (node.last, log_gap(visit.now - node.last));
             }
             self.touch(visit, slot, gap.1);
-            if node.has(RESIDENT) {
-                self.chain.reattach(slot, parent, at as u32);
-            } else {
+            if !node.has(RESIDENT) {
                 self.chain.readmit(slot, parent);
-                self.chain.node(slot).depth = at as u32;
             }
             parent = slot;
         }
@@ -124,18 +121,16 @@ impl Beta {
             let gap = if self.options.gap { NO_GAP } else { 0 };
             Cell::new(own_type * 4 + transition, visit.score, gap)
         };
-        let slot = self.chain.insert(Node {
-            last: visit.now,
-            session: visit.session,
-            rend: visit.request.blocks.len() as u32,
-            request: self.requests as u32,
-            cell,
-            flags: RESIDENT | flags,
-            count: 1,
-            ..Node::new(visit.request.blocks[at], parent, at as u32)
-        });
+        let mut node = Node::new(visit.request.blocks[at], parent, at as u32);
+        node.last = visit.now;
+        node.session = visit.session;
+        node.rend = visit.request.blocks.len() as u32;
+        node.request = self.requests as u32;
+        node.cell = cell;
+        node.flags |= flags;
+        node.count = 1;
+        let slot = self.chain.insert(node);
         self.path[at] = slot;
-        self.chain.refresh(slot);
         slot
     }
 
@@ -175,7 +170,6 @@ impl Beta {
         } else {
             Cell::new(pair, visit.score, own_gap)
         };
-        let age = (visit.now - node.last).max(0.0);
         node.last = visit.now;
         node.session = visit.session;
         node.rend = visit.request.blocks.len() as u32;
@@ -186,8 +180,9 @@ impl Beta {
         self.chain.refresh(slot);
         if sentinel != Sentinels::NONE {
             let mut books = Books { table: &mut self.table, scores: &mut self.scores };
-            let life = (cell, visit.features, !shared && !lone_tail);
-            self.sentinels.reused(sentinel, &mut books, age, life);
+            let scored = !shared && !lone_tail;
+            let life = Life { from: visit.now, cell, features: visit.features, scored };
+            self.sentinels.reused(sentinel, &mut books, life);
         }
     }
 
@@ -201,7 +196,9 @@ impl Beta {
                 continue;
             }
             let scored = !node.has(PARTIAL);
-            node.sentinel = self.sentinels.start(slot, node.cell, visit.features, scored);
+            let (from, features) = (visit.now, visit.features);
+            let life = Life { from, cell: node.cell, features, scored };
+            node.sentinel = self.sentinels.start(slot, life);
         }
     }
 
@@ -220,8 +217,7 @@ impl Beta {
             self.chain.refresh(slot);
             if node.sentinel != Sentinels::NONE {
                 let mut books = Books { table: &mut self.table, scores: &mut self.scores };
-                let age = (visit.now - node.last).max(0.0);
-                self.sentinels.moved(node.sentinel, &mut books, age, cell);
+                self.sentinels.moved(node.sentinel, &mut books, visit.now, cell);
             }
             slot = node.parent;
         }

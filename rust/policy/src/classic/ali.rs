@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// Categories: kinds of requests by turns of their session.
 const KINDS: usize = 16;
-const TURNS: usize = 16;
+const TURNS: usize = 8;
 /// Weight of a new lifetime in the average.
 const LIFE_WEIGHT: f64 = 0.01;
 /// How much longer a session's last request may be than what a request continues.

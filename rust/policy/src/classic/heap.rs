@@ -74,9 +74,7 @@ impl Heap {
         loop {
             let mut least = at;
             for child in [2 * at + 1, 2 * at + 2] {
-                if child < self.items.len()
-                    && before(self.items[child].0, self.items[least].0)
-                {
+                if child < self.items.len() && before(self.items[child].0, self.items[least].0) {
                     least = child;
                 }
             }

@@ -21,10 +21,7 @@ pub struct NextUses {
 
 /// The next uses of all blocks of `count` requests. `blocks` gives a request's keys, dense numbers,
 /// and how many of them are the prompt's: only those are uses.
-pub fn next_uses(
-    count: usize,
-    mut blocks: impl FnMut(usize, &mut Vec<u64>) -> usize,
-) -> NextUses {
+pub fn next_uses(count: usize, mut blocks: impl FnMut(usize, &mut Vec<u64>) -> usize) -> NextUses {
     let mut next: Vec<Next> = Vec::new();
     let mut keys = Vec::new();
     let mut reversed: Vec<(u32, Next)> = Vec::new();
