@@ -79,12 +79,12 @@ impl Scores {
         (sum / 0.5 + 4.0).clamp(0.0, 7.0) as usize
     }
 
-    /// Counts `trials` at a global hazard, and a reuse if `reused`. A feature is expected to
-    /// account for what the others leave, or correlated features would count twice.
-    pub(crate) fn add(&mut self, features: Features, trials: f32, hazard: f32, reused: bool) {
+    /// Counts as many reuses as were expected at the global hazard, and one if `reused`. A feature
+    /// is expected to account for what the others leave, or correlated features would count twice.
+    pub(crate) fn add(&mut self, features: Features, expected: f32, reused: bool) {
         let ratios: [f32; FEATURES] =
             std::array::from_fn(|feature| self.ratio[feature][features.value(feature)]);
-        let all = trials * hazard * ratios.iter().product::<f32>();
+        let all = expected * ratios.iter().product::<f32>();
         for (feature, ratio) in ratios.into_iter().enumerate() {
             let value = features.value(feature);
             self.expected[feature][value] += all / ratio;
@@ -136,8 +136,8 @@ mod tests {
         let mut scores = Scores::new();
         let (often, never) = (Features::new([1; 6]), Features::new([2; 6]));
         for _ in 0..300 {
-            scores.add(often, 1.0, 0.1, true);
-            scores.add(never, 1.0, 0.1, false);
+            scores.add(often, 0.1, true);
+            scores.add(never, 0.1, false);
         }
         assert_eq!(scores.level(often), 4, "ratios are frozen until the rebuild");
         scores.rebuild(1.0);

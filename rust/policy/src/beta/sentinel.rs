@@ -51,33 +51,40 @@ pub(crate) struct Books<'a> {
     pub(crate) scores: &'a mut Scores,
 }
 
-impl Books<'_> {
-    fn add(&mut self, sentinel: &Sentinel, bucket: usize, trials: f32, reused: bool) {
-        self.table.add(sentinel.cell, bucket, trials, reused);
-        if sentinel.scored {
-            let hazard = self.table.global[bucket] as f32;
-            self.scores.add(sentinel.features, trials, hazard, reused);
-        }
-    }
-}
-
 impl Sentinel {
     /// Credits the buckets that the block has outlived, and the part of the running one.
     fn survive(&mut self, books: &mut Books<'_>, now: f64) {
         let (bucket, part) = books.table.ages.place((now - self.last).max(0.0));
-        self.pass(books, bucket);
-        if part > self.credited {
-            books.add(self, bucket, part - self.credited, false);
-            self.credited = part;
+        let mut exposure = self.pass(books, bucket);
+        if part > self.credited && usize::from(self.bucket) == bucket {
+            exposure += self.credit(books, part, false);
         }
+        self.score(books, exposure, false);
     }
 
-    /// Credits the buckets before `bucket` in full.
-    fn pass(&mut self, books: &mut Books<'_>, bucket: usize) {
+    /// Credits the buckets before `bucket` in full: how many reuses were expected.
+    fn pass(&mut self, books: &mut Books<'_>, bucket: usize) -> f32 {
+        let mut exposure = 0.0;
         while usize::from(self.bucket) < bucket {
-            books.add(self, usize::from(self.bucket), 1.0 - self.credited, false);
+            exposure += self.credit(books, 1.0, false);
             self.bucket += 1;
             self.credited = 0.0;
+        }
+        exposure
+    }
+
+    /// Credits the running bucket up to `part`: how many reuses were expected.
+    fn credit(&mut self, books: &mut Books<'_>, part: f32, reused: bool) -> f32 {
+        let bucket = usize::from(self.bucket);
+        let trials = part - self.credited;
+        books.table.add(self.cell, bucket, trials, reused);
+        self.credited = part;
+        trials * books.table.global[bucket] as f32
+    }
+
+    fn score(&self, books: &mut Books<'_>, exposure: f32, reused: bool) {
+        if self.scored && (reused || exposure > 0.0) {
+            books.scores.add(self.features, exposure, reused);
         }
     }
 }
@@ -94,10 +101,9 @@ impl Sentinels {
         let sentinel = &mut self.all[number as usize];
         let age = (life.from - sentinel.last).max(0.0);
         let (bucket, _) = books.table.ages.place(age);
-        sentinel.pass(books, bucket);
         // Clocks that step back leave the bucket ahead of the age: the reuse counts where it is.
-        let bucket = usize::from(sentinel.bucket);
-        books.add(sentinel, bucket, 1.0 - sentinel.credited, true);
+        let exposure = sentinel.pass(books, bucket) + sentinel.credit(books, 1.0, true);
+        sentinel.score(books, exposure, true);
         *sentinel = life.observed_at(sentinel.slot);
     }
 
