@@ -9,6 +9,8 @@ mod cache;
 pub mod classic;
 mod lru;
 mod rng;
+#[cfg(test)]
+mod testing;
 
 pub use beta::{Beta, BetaOptions};
 pub use cache::{Cache, Request, RequestKind};

@@ -98,6 +98,7 @@ impl Table {
         self.index[cell.index()][bucket]
     }
 
+    #[cfg(test)]
     pub(crate) fn count(&self, cell: Cell, bucket: usize) -> Count {
         self.counts[cell.index()][bucket]
     }
@@ -217,13 +218,15 @@ mod tests {
         let seen = Cell::new(5, 2, 3);
         for _ in 0..200 {
             table.add(seen, 10, 1.0, true);
+            table.add(Cell::new(5, 2, 4), 10, 1.0, false);
             table.add(Cell::new(9, 0, 0), 10, 1.0, false);
         }
         table.rebuild(1.0);
         let value = |pair, score, gap| table.value(Cell::new(pair, score, gap), 10);
         assert_eq!(value(5, 2, 0), value(5, 2, 7), "both of the score's curve");
         assert_eq!(value(5, 0, 0), value(5, 7, 7), "both of the pair's curve");
-        assert!(value(5, 2, 3) > value(5, 2, 0), "less shrunk");
+        assert!(value(5, 2, 3) > value(5, 2, 0), "between the cells that were seen");
+        assert!(value(5, 2, 0) > value(5, 2, 4), "between the cells that were seen");
         assert!(value(5, 0, 0) > value(9, 0, 0), "reused against never reused");
     }
 

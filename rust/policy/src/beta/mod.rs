@@ -6,10 +6,14 @@
 //! would collect. The blocks are counted on *sentinels*, a few of each run of new blocks.
 
 mod age;
+#[cfg(test)]
+mod audit;
 mod chain;
 mod evict;
 mod hazard;
 mod index;
+#[cfg(test)]
+mod naive;
 mod options;
 mod score;
 mod sentinel;
@@ -104,8 +108,13 @@ const NO_GAP: usize = 7;
 impl Beta {
     /// A predictor over a cache of `capacity` blocks, at least one.
     pub fn new(capacity: usize, options: BetaOptions, seed: u64) -> Self {
-        let capacity = capacity.max(1);
         let ghosts = if options.ghosts { MIN_GHOSTS.max(4 * capacity) } else { 0 };
+        Self::with_ghosts(capacity, options, seed, ghosts)
+    }
+
+    /// [`Beta::new`], but so many blocks are remembered after they left.
+    fn with_ghosts(capacity: usize, options: BetaOptions, seed: u64, ghosts: usize) -> Self {
+        let capacity = capacity.max(1);
         let sessions = MIN_SESSIONS.max(ghosts / 4) as u32;
         Self {
             options,

@@ -90,6 +90,16 @@ impl Sentinel {
 }
 
 impl Sentinels {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn slot(&self, number: u32) -> u32 {
+        self.all[number as usize].slot
+    }
+
     /// Sets a new sentinel on a block; its number.
     pub(crate) fn start(&mut self, slot: u32, life: Life) -> u32 {
         self.all.push(life.observed_at(slot));

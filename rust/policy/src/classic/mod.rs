@@ -5,11 +5,15 @@
 
 mod ali;
 mod arc;
+#[cfg(test)]
+mod audit;
 mod heap;
 mod lfu;
 mod lhd;
 mod list;
 mod min;
+#[cfg(test)]
+mod naive;
 mod queues;
 mod s3fifo;
 mod sieve;
