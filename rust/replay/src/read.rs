@@ -142,6 +142,9 @@ impl Reader {
         if !(now >= 0.0 && now < u64::MAX as f64) {
             return Err("timestamp: a number of seconds from zero on is wanted".to_owned());
         }
+        if block_tokens == 0 {
+            return Err("block_size: at least 1 is wanted".to_owned());
+        }
         if line.out_hash_runs.len() + line.hash_runs.as_ref().map_or(0, Vec::len) > 1 << 24 {
             return Err("hash_runs: too many".to_owned());
         }
@@ -160,6 +163,10 @@ impl Reader {
             self.builder.get_or_insert_with(|| (Builder::new(block_tokens), block_tokens));
         if *size != block_tokens {
             return Err(format!("block_size: {block_tokens} after {size}"));
+        }
+        let mut runs = prompt.iter().chain(&line.out_hash_runs);
+        if runs.any(|(start, len)| start.checked_add(u64::from(*len)).is_none()) {
+            return Err("hash_runs: a run goes beyond the largest id".to_owned());
         }
         let blocks: u64 =
             prompt.iter().chain(&line.out_hash_runs).map(|run| u64::from(run.1)).sum();

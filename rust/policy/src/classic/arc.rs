@@ -90,7 +90,7 @@ impl BlockCache for Arc {
     fn access(&mut self, access: &Access) {
         let block = access.block;
         match *entry(&mut self.places, block) {
-            Place::Often => self.often.to_front(&mut self.links, block),
+            Place::Often => self.often.move_to_front(&mut self.links, block),
             Place::Once => {
                 self.once.remove(&mut self.links, block);
                 self.promote(block);

@@ -78,7 +78,7 @@ impl Queue {
         Some(block)
     }
 
-    pub(super) fn to_front(&mut self, links: &mut Links, block: u32) {
+    pub(super) fn move_to_front(&mut self, links: &mut Links, block: u32) {
         if self.front != block {
             self.remove(links, block);
             self.push(links, block);

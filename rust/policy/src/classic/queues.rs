@@ -69,7 +69,7 @@ impl BlockCache for LeastRecent {
 
     fn access(&mut self, access: &Access) {
         if self.0.contains(access.block) {
-            self.0.queue.to_front(&mut self.0.links, access.block);
+            self.0.queue.move_to_front(&mut self.0.links, access.block);
         } else {
             self.0.insert(access.block);
         }

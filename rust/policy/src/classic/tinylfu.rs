@@ -141,9 +141,9 @@ impl BlockCache for TinyLfu {
         let block = access.block;
         self.sketch.add(block);
         match *entry(&mut self.places, block) {
-            Place::Window => self.window.to_front(&mut self.links, block),
+            Place::Window => self.window.move_to_front(&mut self.links, block),
             Place::Probation => self.protect(block),
-            Place::Protected => self.protected.to_front(&mut self.links, block),
+            Place::Protected => self.protected.move_to_front(&mut self.links, block),
             Place::Absent => {
                 self.window.push(&mut self.links, block);
                 self.places[block as usize] = Place::Window;

@@ -62,7 +62,7 @@ impl BlockCache for TwoQ {
     fn access(&mut self, access: &Access) {
         let block = access.block;
         match *entry(&mut self.places, block) {
-            Place::Main => self.main.to_front(&mut self.links, block),
+            Place::Main => self.main.move_to_front(&mut self.links, block),
             Place::In => {}
             Place::Out => {
                 self.left.remove(&mut self.links, block);
