@@ -15,6 +15,7 @@ mod testing;
 pub use beta::{Beta, BetaOptions};
 pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
+pub use rng::Rng;
 use tiered_kv_types::{BlockType, Tier};
 
 /// Number of a block in the store's table; reused after the block is gone.

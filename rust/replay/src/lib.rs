@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod generate;
 mod policies;
 mod read;
 mod report;
 mod trace;
 
 pub use bench::{Job, Options, Outcome, capacity_blocks, jobs, replay, run};
+pub use generate::{KINDS, generate};
 pub use policies::{ABLATION, ALL, Unknown, known};
 pub use read::{ReadError, read, read_path};
 pub use report::{Report, table};

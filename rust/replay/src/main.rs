@@ -4,9 +4,10 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tiered_kv_replay::{ABLATION, ALL, Options, Report, jobs, known, read_path, run, table};
+use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Report, Trace};
+use tiered_kv_replay::{generate, jobs, known, read_path, run, table};
 
-const USAGE: &str = "usage: tiered-kv-replay TRACE [--capacity 0.5,1,2,3,5,10,20] [--policies all]
+const USAGE: &str = "usage: tiered-kv-replay TRACE|generate:KIND[:REQUESTS[:SEED]] [--capacity 0.5,1,2,3,5,10,20] [--policies all]
     [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE] [--quiet]";
 
 struct Arguments {
@@ -78,9 +79,27 @@ fn arguments() -> Result<Arguments, String> {
     Ok(parsed)
 }
 
+/// The trace that `KIND[:REQUESTS[:SEED]]` describes.
+fn generated(spec: &str) -> Result<Trace, String> {
+    let mut parts = spec.split(':');
+    let kind = parts.next().unwrap_or_default();
+    let mut number = |default: u64| match parts.next() {
+        None => Ok(default),
+        Some(text) => text.parse().map_err(|_| format!("generate: `{text}` is no number")),
+    };
+    let (requests, seed) = (number(30_000)?.min(10_000_000), number(0)?);
+    generate(kind, requests as usize, seed).ok_or_else(|| {
+        let kinds: Vec<String> = KINDS.iter().map(|(k, about)| format!("  {k}: {about}")).collect();
+        format!("generate: `{kind}` is no kind; there are\n{}", kinds.join("\n"))
+    })
+}
+
 fn main_with_errors() -> Result<(), String> {
     let arguments = arguments()?;
-    let trace = read_path(&arguments.trace).map_err(|e| e.to_string())?;
+    let trace = match arguments.trace.to_str().and_then(|t| t.strip_prefix("generate:")) {
+        Some(spec) => generated(spec)?,
+        None => read_path(&arguments.trace).map_err(|e| e.to_string())?,
+    };
     if trace.unchained > 0 {
         eprintln!("warning: {} blocks came behind another one than before", trace.unchained);
     }
