@@ -132,7 +132,7 @@ impl Table {
         }
         self.global = global_hazard(&total);
         if !self.by_age {
-            return self.rebuild_by_class(&pairs);
+            return self.rebuild_by_class();
         }
         let of_types = types.map(|counts| shrink(&counts, &self.global));
         for (pair, counts) in pairs.iter().enumerate() {
@@ -166,18 +166,29 @@ impl Table {
         }
     }
 
+    /// Lives of a pair that ended in a reuse, and lives that ended: a life ends in the bucket behind
+    /// which it is not seen any more.
+    pub(crate) fn lives(&self, pair: usize) -> (f64, f64) {
+        let mut counts = [Count::default(); BUCKETS];
+        for cell in pair * LEVELS..(pair + 1) * LEVELS {
+            add(&mut counts, &self.counts[cell]);
+        }
+        let (mut reused, mut lives) = (0f64, 0f64);
+        for bucket in 0..BUCKETS {
+            let after = counts.get(bucket + 1).map_or(0.0, |count| count.trials);
+            let Count { reuses, trials } = counts[bucket];
+            reused += f64::from(reuses);
+            lives += f64::from(reuses + (trials - reuses - after).max(0.0));
+        }
+        (reused, lives)
+    }
+
     /// The chance that a life ends in a reuse, by pair: what the ages say is not looked at.
-    fn rebuild_by_class(&mut self, pairs: &[Counts]) {
-        for (pair, counts) in pairs.iter().enumerate() {
-            let reuses: f32 = counts.iter().map(|count| count.reuses).sum();
-            let mut lives = 0f32;
-            for bucket in 0..BUCKETS {
-                let after = counts.get(bucket + 1).map_or(0.0, |count| count.trials);
-                let Count { reuses, trials } = counts[bucket];
-                lives += reuses + (trials - reuses - after).max(0.0);
-            }
-            self.index[pair * LEVELS..(pair + 1) * LEVELS]
-                .fill([(reuses + 1.0) / (lives + 2.0); BUCKETS]);
+    fn rebuild_by_class(&mut self) {
+        for pair in 0..PAIRS {
+            let (reuses, lives) = self.lives(pair);
+            let chance = ((reuses + 1.0) / (lives + 2.0)) as f32;
+            self.index[pair * LEVELS..(pair + 1) * LEVELS].fill([chance; BUCKETS]);
         }
     }
 }

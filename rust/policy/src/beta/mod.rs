@@ -15,6 +15,7 @@ mod index;
 #[cfg(test)]
 mod naive;
 mod options;
+mod posterior;
 mod score;
 mod sentinel;
 mod session;
@@ -25,6 +26,7 @@ pub use age::BUCKETS;
 pub use hazard::PAIRS;
 pub use index::gittins;
 pub use options::BetaOptions;
+pub use posterior::PairPosterior;
 
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};
