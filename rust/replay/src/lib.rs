@@ -14,7 +14,7 @@ mod trace;
 
 pub use bench::{Job, Options, Outcome, capacity_blocks, jobs, replay, run};
 pub use generate::{KINDS, generate};
-pub use policies::{ABLATION, ALL, Unknown, known};
+pub use policies::{ABLATION, ALL, TRIED, Unknown, known};
 pub use read::{ReadError, read, read_path};
 pub use report::{Report, table};
 pub use trace::{Builder, Entry, Trace};

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Report, Trace};
+use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Report, TRIED, Trace};
 use tiered_kv_replay::{generate, jobs, known, read_path, run, table};
 
 const USAGE: &str = "usage: tiered-kv-replay TRACE|generate:KIND[:REQUESTS[:SEED]] [--capacity 0.5,1,2,3,5,10,20] [--policies all]
@@ -27,6 +27,7 @@ fn policies(text: &str) -> Result<Vec<&'static str>, String> {
         match name {
             "all" => found.extend(ALL),
             "ablation" => found.extend(ABLATION),
+            "tried" => found.extend(TRIED),
             name => {
                 let unknown = || tiered_kv_replay::Unknown(name.to_owned()).to_string();
                 found.push(known(name).ok_or_else(unknown)?);

@@ -18,6 +18,7 @@ pub const ALL: &[&str] = &[
     "w-tinylfu",
     "lhd",
     "ali",
+    "beta",
     "beta-spec",
     "min",
 ];
@@ -33,13 +34,29 @@ pub const ABLATION: &[&str] = &[
     "beta-spec",
 ];
 
+/// What was tried to do better than the policy as specified, one change each.
+pub const TRIED: &[&str] = &[
+    "beta-draw-256",
+    "beta-slack-0",
+    "beta-gap-0.5",
+    "beta-prior-20",
+    "beta-prior-80",
+    "beta-half-20000",
+    "beta-no-left",
+];
+
 /// A name that no policy has.
 #[derive(Clone, Debug)]
 pub struct Unknown(pub String);
 
 impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "policies: `{}` is none; there are all, ablation, {}", self.0, ALL.join(", "))
+        write!(
+            f,
+            "policies: `{}` is none; there are all, ablation, tried, {}",
+            self.0,
+            ALL.join(", ")
+        )
     }
 }
 
@@ -47,7 +64,7 @@ impl std::error::Error for Unknown {}
 
 /// The name as the program keeps it, if a policy has it.
 pub fn known(name: &str) -> Option<&'static str> {
-    ALL.iter().chain(ABLATION).find(|known| **known == name).copied()
+    ALL.iter().chain(ABLATION).chain(TRIED).find(|known| **known == name).copied()
 }
 
 /// Whether draws decide: then seeds differ.
@@ -76,8 +93,23 @@ pub(crate) fn make<'a>(
         "ali" => Box::new(Classic(Ali::new(capacity))),
         "min" => Box::new(Min::new(capacity, future)),
         _ => {
-            let options = BetaOptions::ablation().into_iter().find(|o| o.name == name);
-            Box::new(Beta::new(capacity, options.unwrap_or(BetaOptions::SPEC), seed))
+            let options = BetaOptions::named(name).unwrap_or(BetaOptions::DEFAULT);
+            Box::new(Beta::new(capacity, options, seed))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_has_the_name_that_it_was_asked_for_by() {
+        let future = NextUses::default();
+        for name in ALL.iter().chain(ABLATION).chain(TRIED) {
+            assert_eq!(make(name, 10, 1, &future).name(), *name);
+            assert_eq!(known(name), Some(*name));
+        }
+        assert_eq!(known("clairvoyant"), None);
     }
 }

@@ -6,8 +6,6 @@ use super::chain::{Candidate, NONE};
 use super::hazard::Cell;
 use super::sentinel::{Books, Sentinels};
 
-/// Candidates looked at in one draw; up to as many are all looked at.
-const DRAW: usize = 64;
 /// Most blocks that one draw lets go.
 const BATCH: usize = 64;
 
@@ -31,12 +29,12 @@ impl Beta {
     /// The candidate to go, and the key of the next one, infinite if there is none.
     fn draw(&mut self, now: f64) -> (u32, f32) {
         let candidates = self.chain.candidates();
-        let count = candidates.len();
+        let (count, draw) = (candidates.len(), self.options.draw);
         debug_assert!(count > 0, "a chain of residents ends in a leaf");
         let mut best = Valued { key: f32::INFINITY, last: f64::INFINITY, slot: NONE };
         let mut second = f32::INFINITY;
-        for place in 0..count.min(DRAW) {
-            let place = if count > DRAW { self.rng.below(count) } else { place };
+        for place in 0..count.min(draw) {
+            let place = if count > draw { self.rng.below(count) } else { place };
             let Candidate { last, slot, cell } = candidates[place];
             if slot == best.slot {
                 continue;

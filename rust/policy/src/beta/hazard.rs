@@ -12,8 +12,6 @@ const LEVELS: usize = GAPS * SCORES;
 /// Cells of the table: pair, score and gap.
 pub(crate) const CELLS: usize = PAIRS * LEVELS;
 
-/// Strength of the prior that a node takes from its parent, in observations.
-const STRENGTH: f64 = 40.0;
 /// Strength of the prior of the global hazard.
 const GLOBAL_STRENGTH: f64 = 30.0;
 /// What the hazard of one bucket says of the next, before there is evidence.
@@ -76,10 +74,12 @@ pub(crate) struct Table {
     pub(crate) global: Curve,
     /// Without it, an index is the chance that a block of the pair is ever reused.
     by_age: bool,
+    /// Strength of the prior that a node takes from its parent, in observations.
+    strength: f64,
 }
 
 impl Table {
-    pub(crate) fn new(by_age: bool) -> Self {
+    pub(crate) fn new(by_age: bool, strength: f64) -> Self {
         let mut table = Self {
             ages: Ages::new(),
             counts: vec![[Count::default(); BUCKETS]; CELLS],
@@ -87,6 +87,7 @@ impl Table {
             index: vec![[0.0; BUCKETS]; CELLS],
             global: [0.0; BUCKETS],
             by_age,
+            strength,
         };
         table.rebuild(1.0);
         table
@@ -134,9 +135,10 @@ impl Table {
         if !self.by_age {
             return self.rebuild_by_class();
         }
-        let of_types = types.map(|counts| shrink(&counts, &self.global));
+        let strength = self.strength;
+        let of_types = types.map(|counts| shrink(&counts, &self.global, strength));
         for (pair, counts) in pairs.iter().enumerate() {
-            let hazard = shrink(counts, &of_types[pair / 4]);
+            let hazard = shrink(counts, &of_types[pair / 4], strength);
             self.rebuild_pair(pair, &hazard);
         }
     }
@@ -154,11 +156,14 @@ impl Table {
             for cell in cells.clone() {
                 add(&mut counts, &self.counts[cell]);
             }
-            let of_score = shrink(&counts, hazard);
+            let of_score = shrink(&counts, hazard, self.strength);
             let score_index = gittins(&of_score, &self.ages.widths);
             for cell in cells {
                 self.index[cell] = if self.used[cell] {
-                    gittins(&shrink(&self.counts[cell], &of_score), &self.ages.widths)
+                    gittins(
+                        &shrink(&self.counts[cell], &of_score, self.strength),
+                        &self.ages.widths,
+                    )
                 } else {
                     score_index
                 };
@@ -206,13 +211,13 @@ fn global_hazard(total: &Counts) -> Curve {
 
 /// Posterior means under a prior around the parent's curve, scaled by how this node compared with
 /// its parent in the buckets before.
-fn shrink(counts: &Counts, parent: &Curve) -> Curve {
+fn shrink(counts: &Counts, parent: &Curve, strength: f64) -> Curve {
     let (mut observed, mut expected) = (0f64, 0f64);
     let mut hazard = [0.0; BUCKETS];
     for bucket in 0..BUCKETS {
         let (reuses, trials) = (f64::from(counts[bucket].reuses), f64::from(counts[bucket].trials));
         let prior = ((observed + 2.0) / (expected + 2.0) * parent[bucket]).min(0.95);
-        hazard[bucket] = (reuses + STRENGTH * prior) / (trials + STRENGTH);
+        hazard[bucket] = (reuses + strength * prior) / (trials + strength);
         observed = FADE * observed + reuses;
         expected = FADE * expected + trials * parent[bucket];
     }
@@ -225,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_cell_without_evidence_takes_its_parent_s_index() {
-        let mut table = Table::new(true);
+        let mut table = Table::new(true, 40.0);
         let seen = Cell::new(5, 2, 3);
         for _ in 0..200 {
             table.add(seen, 10, 1.0, true);
@@ -243,7 +248,7 @@ mod tests {
 
     #[test]
     fn counts_fade_at_a_rebuild() {
-        let mut table = Table::new(true);
+        let mut table = Table::new(true, 40.0);
         let cell = Cell::new(0, 0, 0);
         table.add(cell, 3, 1.0, true);
         table.rebuild(0.5);

@@ -36,10 +36,6 @@ use score::{Facts, Features, Scores};
 use sentinel::{Books, Sentinels};
 use session::Sessions;
 
-/// Requests after which counts weigh half.
-const HALF_LIFE: f32 = 8000.0;
-/// Weight of a new gap in the moving average.
-const GAP_WEIGHT: f32 = 0.3;
 /// Least number of blocks that are remembered after they left.
 const MIN_GHOSTS: usize = 65_536;
 /// Least number of sessions that are remembered.
@@ -124,7 +120,7 @@ impl Beta {
             chain: Chain::new(ghosts, options.leaf_first),
             sessions: Sessions::new(sessions),
             sentinels: Sentinels::default(),
-            table: Table::new(options.by_age),
+            table: Table::new(options.by_age, options.strength),
             scores: Scores::new(),
             rng: Rng::new(seed),
             requests: 0,
@@ -192,7 +188,7 @@ impl Beta {
         if !first {
             let gap = log_gap(since);
             let before = if session.turn == 1 { gap } else { session.gap };
-            session.gap = before + GAP_WEIGHT * (gap - before);
+            session.gap = before + self.options.gap_weight * (gap - before);
         }
         session.turn += 1;
         let new_tokens = request.input_tokens.saturating_sub(session.tokens).max(1);
@@ -229,7 +225,7 @@ impl Beta {
             return;
         }
         let passed = (self.requests - self.last_rebuild) as f32;
-        let decay = 0.5f32.powf(passed / HALF_LIFE);
+        let decay = 0.5f32.powf(passed / self.options.half_life);
         self.scores.rebuild(decay);
         self.table.rebuild(decay);
         self.last_rebuild = self.requests;

@@ -22,6 +22,14 @@ pub struct BetaOptions {
     /// How much longer than its known prefix a request's predecessor may have been, in blocks,
     /// where a session is inferred.
     pub infer_slack: u64,
+    /// Candidates looked at in one draw; where there are no more, all are looked at.
+    pub draw: usize,
+    /// Weight of a new gap in the moving averages.
+    pub gap_weight: f32,
+    /// Strength of the prior that a cell takes from its parent, in observations.
+    pub strength: f64,
+    /// Requests after which counts weigh half.
+    pub half_life: f32,
 }
 
 impl BetaOptions {
@@ -36,7 +44,36 @@ impl BetaOptions {
         score: true,
         left_behind: true,
         infer_slack: 1,
+        draw: 64,
+        gap_weight: 0.3,
+        strength: 40.0,
+        half_life: 8000.0,
     };
+
+    /// The default: more candidates are looked at, as each costs a few nanoseconds and the least of
+    /// many is nearer to the least of all; and a request continues only what it has in full, as an
+    /// answer that was given up, or a prompt that was edited, is left more often than resumed.
+    pub const DEFAULT: Self = Self { name: "beta", infer_slack: 0, draw: 256, ..Self::SPEC };
+
+    /// What was tried to do better, one change to [`Self::SPEC`] in each.
+    pub fn tried() -> [Self; 7] {
+        let spec = Self::SPEC;
+        [
+            Self { name: "beta-draw-256", draw: 256, ..spec },
+            Self { name: "beta-slack-0", infer_slack: 0, ..spec },
+            Self { name: "beta-gap-0.5", gap_weight: 0.5, ..spec },
+            Self { name: "beta-prior-20", strength: 20.0, ..spec },
+            Self { name: "beta-prior-80", strength: 80.0, ..spec },
+            Self { name: "beta-half-20000", half_life: 20_000.0, ..spec },
+            Self { name: "beta-no-left", left_behind: false, ..spec },
+        ]
+    }
+
+    /// The options of this name, if there are any.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::DEFAULT].into_iter().chain(Self::ablation()).chain(Self::tried());
+        all.into_iter().find(|options| options.name == name)
+    }
 
     /// The ablation: one ingredient more in each, up to [`Self::SPEC`].
     pub fn ablation() -> [Self; 7] {

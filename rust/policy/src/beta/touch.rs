@@ -3,7 +3,7 @@
 use super::chain::{LABELLED, NONE, Node, PACED, PARTIAL, RESIDENT, SHARED as SHARED_BLOCK};
 use super::hazard::Cell;
 use super::sentinel::{Books, Life, Sentinels};
-use super::{Beta, CONTINUED, FIRST, GAP_WEIGHT, LEFT_BEHIND, NO_GAP, SHARED, Visit};
+use super::{Beta, CONTINUED, FIRST, LEFT_BEHIND, NO_GAP, SHARED, Visit};
 use super::{gap_level, log_gap};
 use tiered_kv_types::BlockType;
 
@@ -144,7 +144,7 @@ impl Beta {
             node.flags |= SHARED_BLOCK;
         }
         if node.has(PACED) {
-            node.gap += GAP_WEIGHT * (gap - node.gap);
+            node.gap += options.gap_weight * (gap - node.gap);
         } else {
             node.gap = gap;
             node.flags |= PACED;
