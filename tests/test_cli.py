@@ -15,11 +15,10 @@ import pytest
 from tiered_kv import cli
 from tiered_kv.cli import demo as cli_demo
 from tiered_kv.cli import exits
+from tiered_kv.cli.app import app
 from tiered_kv.cli.exits import ExitCode
 
-COMMANDS = [
-    command.callback.__name__ for command in cli.app.registered_commands if command.callback
-]
+COMMANDS = [command.callback.__name__ for command in app.registered_commands if command.callback]
 
 
 def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +38,7 @@ def _one_line(text: str) -> str:
 def test_help_names_every_command_and_status() -> None:
     run = _run("--help")
     assert run.returncode == ExitCode.OK
-    assert {"demo", "doctor", "info"} <= set(COMMANDS)
+    assert {"demo", "doctor", "info", "size"} <= set(COMMANDS)
     for word in [*COMMANDS, "--install-completion", "Exit status"]:
         assert word in run.stdout
 

@@ -185,7 +185,7 @@ def test_an_unusable_document_is_refused(content: bytes | None, tmp_path: Path) 
 def test_the_naive_file_is_private_and_restores_the_same_tensors(tmp_path: Path) -> None:
     layers = [(torch.rand(1, 2, 8, 4), torch.rand(1, 2, 8, 4)) for _ in range(3)]
     path = tmp_path / "naive.pt"
-    _naive.save(layers, path)
+    _naive.save(layers, 8, path)
     assert path.stat().st_mode & 0o777 == 0o600
     saved = torch.load(path, weights_only=True)["layers"]
     assert all(torch.equal(a, b) for a, b in zip(saved, sum(layers, ()), strict=True))

@@ -84,7 +84,8 @@ def _latent() -> Any:
     return tf.DeepseekV3ForCausalLM(config)
 
 
-# Decoders whose layers are all full attention: rope, grouped heads, learned positions, biases.
+# Decoders whose layers all attend to every token: rope, grouped heads, learned positions, biases,
+# latents.
 SUPPORTED: dict[str, Callable[[], Any]] = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**_GROUPED)),
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_GROUPED)),
@@ -95,25 +96,68 @@ SUPPORTED: dict[str, Callable[[], Any]] = {
     "gpt2": _gpt2,
     "opt": _opt,
     "bloom": _bloom,
+    "latent": _latent,
+}
+
+WINDOW = 24
+
+
+def mistral(window: int = WINDOW) -> Any:
+    """Every layer has a window."""
+    return tf.MistralForCausalLM(tf.MistralConfig(**_GROUPED, sliding_window=window))
+
+
+def gemma3(window: int = WINDOW) -> Any:
+    """Every third layer attends to every token."""
+    fields = {**_HEADS, "num_hidden_layers": 6, "sliding_window": window}
+    types = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**fields, layer_types=types))
+
+
+def _gemma4() -> Any:
+    fields = {
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+    }
+    return tf.Gemma4ForCausalLM(tf.Gemma4TextConfig(**fields, sliding_window=WINDOW))
+
+
+def _gpt_oss() -> Any:
+    fields = {**_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = tf.GptOssConfig(**fields, sliding_window=WINDOW, rope_parameters=rope)
+    return tf.GptOssForCausalLM(config)
+
+
+def _chunked() -> Any:
+    fields = {**_HEADS, "intermediate_size_mlp": 96, "num_local_experts": 2}
+    return tf.Llama4ForCausalLM(tf.Llama4TextConfig(**fields, attention_chunk_size=32))
+
+
+# Decoders some or all of whose layers have a sliding window; one shares caches between layers and
+# has heads of two sizes.
+WINDOWED: dict[str, Callable[[], Any]] = {
+    "mistral": mistral,
+    "gemma2": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**_HEADS, sliding_window=WINDOW)),
+    "gemma3": gemma3,
+    "gemma4": _gemma4,
+    "gpt-oss": _gpt_oss,
 }
 
 # Architecture, and the field that the refusal must name.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "window": (
-        lambda: tf.MistralForCausalLM(tf.MistralConfig(**_GROUPED, sliding_window=64)),
-        "config.sliding_window",
-    ),
-    "some windows": (
-        lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**_HEADS)),
-        "config.layer_types",
-    ),
+    "chunked": (_chunked, "config.layer_types"),
     "encoder and decoder": (_t5, "config.is_encoder_decoder"),
     "recurrent": (_mamba, "config.layer_types"),
     "hybrid": (
         lambda: tf.Qwen3NextForCausalLM(tf.Qwen3NextConfig(**_HEADS)),
         "config.layer_types",
     ),
-    "latent": (_latent, "latent attention"),
 }
 
 

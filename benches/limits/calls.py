@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tiered_kv import TieredStore as AsyncStore
 from tiered_kv.blocking import TieredStore
 
+from . import wakes
 from ._rows import Row, at_least, compare, interleave, progress
 from .copies import namespace
 
@@ -40,6 +41,51 @@ def lookups(rounds: int) -> Row:
                 store.lookup(ns, keys)
             rates.append(SAMPLES * BLOCKS / (time.perf_counter() - begin) / 1e6)
     return at_least("lookups, one thread, 64 a call", "M keys/s", rates, 3.0)
+
+
+def each(call: Callable[[], object], calls: int) -> list[float]:
+    """Microseconds a call, of samples of so many calls."""
+    samples = []
+    for _ in range(SAMPLES):
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter_ns() - begin) / 1e3 / calls)
+    return samples
+
+
+def leases(rounds: int) -> list[Row]:
+    """A resident prefix of 64 blocks leased and released, beside four empty calls and 1 us."""
+    with TieredStore.open(dram_capacity="64MiB") as store, store.channel() as channel:
+        ns = namespace(store, BLOCK_BYTES)
+        keys = ns.keys_from_tokens(range(BLOCKS))
+        store.put(ns, keys, bytes(BLOCKS * BLOCK_BYTES))
+        request = store.begin_request()
+        get, empty = store.get, channel._core.fileno
+
+        def allowed() -> float:
+            return 4 * statistics.median(each(empty, 10)) + 1
+
+        def lease() -> None:
+            get(ns, keys).release()
+
+        def lease_of_a_request() -> None:
+            get(ns, keys, None, request).release()
+
+        calls = [("", lease), (" in a request", lease_of_a_request)]
+        made = []
+        for name, call in calls:
+
+            def median(call: Callable[[], None] = call) -> float:
+                return statistics.median(each(call, 10))
+
+            pairs = interleave(median, allowed, rounds)
+            what = f"lease of 64 resident blocks{name}, p50"
+            made.append(compare(what, "us", "4 empty calls + 1 us", pairs, most=1.0))
+        pairs = interleave(lambda: timed(lease), allowed, rounds)
+        what = "lease of 64 resident blocks, p99"
+        made.append(compare(what, "us", "4 empty calls + 1 us", pairs))
+    return made
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -120,6 +166,10 @@ def rows(rounds: int) -> list[Row]:
     """All of them."""
     progress("lookups")
     out = [lookups(rounds)]
+    progress("leases of resident blocks")
+    out += leases(rounds)
+    progress("wakes of awaited batches")
+    out += wakes.rows(rounds)
     progress("contains beside busy threads")
     sys.setswitchinterval(0.005)
     out.append(contains_beside_threads(rounds))

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tiered_kv import _core
 
 Result = TypeVar("Result")
+
+
+class _Kept(asyncio.Future[Result]):
+    """A future that its waiter's cancellation does not end.
+
+    Cancelling the waiting task asks the core to end the call, and is delivered to the task when the
+    call has ended.
+    """
+
+    abort: Callable[[], None]
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        del msg
+        if not self.done():
+            self.abort()
+        # The task then keeps the cancellation until its next step.
+        return False
 
 
 class Call(Generic[Result]):
@@ -37,12 +56,22 @@ class Completions:
         self.channel = _core.Channel.for_loop()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._new_future = loop.create_future
+        self._loop = loop
         loop.add_reader(self.channel.fileno(), self._drain)
 
     def call(self, number: int, kind: type[Result]) -> Call[Result]:
         """A call in progress, whose result is of type `kind`."""
         del kind
         future = self._futures[number] = self._new_future()
+        return Call(self.channel, number, future)
+
+    def kept(self, number: int, kind: type[Result]) -> Call[Result]:
+        """The same for a call on the caller's memory, which waits for it even if cancelled."""
+        del kind
+        future: _Kept[Result] = _Kept(loop=self._loop)
+        # Not the call's own method: the call holds the future.
+        future.abort = partial(self.channel.cancel, number)
+        self._futures[number] = future
         return Call(self.channel, number, future)
 
     def _drain(self) -> None:
@@ -83,20 +112,9 @@ async def result_of(call: Call[Result]) -> Result:
 
 
 async def settled(call: Call[Result]) -> Result:
-    """Waits for a call on the caller's memory.
+    """Waits for a call on the caller's memory, one that is `kept`.
 
     Cancelled, it ends the call and still waits until the core no longer touches that memory, since
     the caller may reuse it as soon as this returns.
     """
-    cancelled: asyncio.CancelledError | None = None
-    while not call.future.done():
-        try:
-            # `wait` does not cancel what it waits for.
-            await asyncio.wait((call.future,))
-        except asyncio.CancelledError as error:
-            if cancelled is None:
-                cancelled = error
-                call.cancel()
-    if cancelled is not None:
-        raise cancelled
-    return call.future.result()
+    return await call.future

@@ -182,7 +182,7 @@ class TieredStore(StoreBase):
         )
         if not isinstance(done, int):
             return done
-        call = waiting.call(done, _core.IntoReport)
+        call = waiting.kept(done, _core.IntoReport)
         del waiting
         return await settled(call)
 
@@ -250,7 +250,7 @@ class TieredStore(StoreBase):
         done = self._core.put(ns, keys, buffers, options, waiting.channel)
         if not isinstance(done, int):
             return done
-        call = waiting.call(done, _core.PutReport)
+        call = waiting.kept(done, _core.PutReport)
         del waiting
         return await settled(call)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +96,20 @@ def check(home: Path, backend: str, drives: int) -> dict[str, Any]:
     return result | {"store": store}
 
 
-def main() -> None:
-    """Checks: HOME BACKEND DRIVES clean|kill. Prints one line of JSON; ends as it is told."""
-    home, backend, drives, end = sys.argv[1:]
-    result = check(Path(home), backend, int(drives))
+def run(home: Path, backend: str, drives: int, end: str, tell: Callable[[str], None]) -> None:
+    """Checks, tells the result as one line of JSON, and ends clean or by a kill."""
+    result = check(home, backend, drives)
     store = result.pop("store")
-    print(json.dumps(result), flush=True)
+    tell(json.dumps(result))
     if end == "kill":
         os._exit(0)
     store.close()
+
+
+def main() -> None:
+    """Checks: HOME BACKEND DRIVES clean|kill. Prints one line of JSON; ends as it is told."""
+    home, backend, drives, end = sys.argv[1:]
+    run(Path(home), backend, int(drives), end, partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ use tiered_kv::IoBackend;
 use tiered_kv::io_seams::{Alignment, Disk, FileId, MemDisk};
 use tiered_kv::{BlockKey, KvLayout, Namespace, NamespaceSpec, Result, Seams, Store, StoreConfig};
 
+pub mod steps;
+
 pub const BLOCK: usize = 16 << 10;
 
 /// A store of 512 KiB of memory and `nvme` bytes in `dir`.

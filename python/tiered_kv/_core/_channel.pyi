@@ -11,6 +11,9 @@ class Channel:
         """The channel of an event loop: a result that is there when a call returns is returned."""
     @property
     def closed(self) -> bool: ...
+    @property
+    def rung_ago(self) -> float | None:
+        """Seconds since the descriptor last became readable: how long a poller took to wake."""
     def fileno(self) -> int:
         """The descriptor that is readable while there are results."""
     def drain(self) -> list[tuple[int, bool, bytes, int, float]]:

@@ -8,7 +8,7 @@ Conventions of every command:
 - A command imports what it needs when it runs: `tiered-kv --help` loads no torch.
 """
 
-from tiered_kv.cli.app import app, main
+from tiered_kv.cli.entry import main
 from tiered_kv.cli.exits import ExitCode
 
-__all__ = ["ExitCode", "app", "main"]
+__all__ = ["ExitCode", "main"]

@@ -1,11 +1,8 @@
-"""The typer application and its entry point."""
+"""The typer application."""
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
-from collections.abc import Sequence
 from importlib import metadata
 from typing import Annotated
 
@@ -14,11 +11,13 @@ import typer
 from tiered_kv.cli.clear import clear, resize
 from tiered_kv.cli.demo import bare_json, demo
 from tiered_kv.cli.doctor import doctor
-from tiered_kv.cli.exits import ExitCode, error_status
+from tiered_kv.cli.exits import ExitCode
 from tiered_kv.cli.explain import explain
 from tiered_kv.cli.info import info
 from tiered_kv.cli.ls import inspect, ls
 from tiered_kv.cli.output import error_line
+from tiered_kv.cli.plan import run as run_plan
+from tiered_kv.cli.size import run as run_size
 from tiered_kv.cli.verify import verify
 
 _EPILOG = (
@@ -65,6 +64,24 @@ app.command()(clear)
 app.command()(resize)
 
 
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def size(ctx: typer.Context) -> None:
+    """Say how many bytes a model's KV cache takes, exactly, and what simpler rules would say."""
+    raise typer.Exit(run_size(ctx.args))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def plan(ctx: typer.Context) -> None:
+    """Plan a node: the tokens, requests and minutes of traffic of each tier, the largest batch."""
+    raise typer.Exit(run_plan(ctx.args))
+
+
 def _run(args: list[str]) -> int:
     try:
         code = app(args, prog_name="tiered-kv", standalone_mode=False)
@@ -79,37 +96,20 @@ def _run(args: list[str]) -> int:
     return code if isinstance(code, int) else ExitCode.OK
 
 
-def _fail(error: Exception) -> int:
-    if os.environ.get("TIERED_KV_TRACEBACK") == "1":
-        traceback.print_exception(error)
-    code, message = error_status(error)
-    if code is ExitCode.INTERNAL:
-        message += " (TIERED_KV_TRACEBACK=1 shows where)"
-    error_line(message)
-    return code
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and turns whatever happens into an exit status and one line.
+def run(args: list[str]) -> int:
+    """Runs the commands that typer reads; `tiered_kv.cli.entry` ends whatever they raise.
 
     Args:
-        argv: The arguments after the program's name; those of the process by default.
+        args: The arguments after the program's name.
 
     Returns:
         The exit status, an `ExitCode`.
     """
-    args = bare_json(list(sys.argv[1:] if argv is None else argv))
     try:
-        return _run(args)
+        return _run(bare_json(args))
     except typer.TyperException as error:
         error_line(f"{error.format_message()} Try `tiered-kv --help`.")
         return error.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:
         error_line("interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # What is left in the buffer must not be written again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return ExitCode.PIPE_CLOSED
-    except Exception as error:  # noqa: BLE001 - the last handler: it ends the process
-        return _fail(error)

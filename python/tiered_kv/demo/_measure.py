@@ -129,7 +129,8 @@ async def measure(settings: Settings, progress: Progress) -> Report:
             engine = TransformersEngine(demo.model, store, salt=demo.salt, reserve_tokens=demo.room)
             await _first_process(demo, engine)
             progress.step("writing the naive file")
-            _naive.save(engine.resident_prefix(demo.runs[-1].reused_tokens), scratch)
+            tokens = demo.runs[-1].reused_tokens
+            _naive.save(engine.resident_prefix(tokens), tokens, scratch)
             progress.step("flushing and closing the store")
             await store.flush()
             engine.close()

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DummyLayer
 
 from tiered_kv.demo._runs import Run, device_bytes_read
 
 
-def save(layers: list[tuple[torch.Tensor, torch.Tensor]], path: Path) -> None:
-    """Writes keys and values of all layers to `path`, and to the device."""
+def save(layers: list[tuple[torch.Tensor, torch.Tensor]], tokens: int, path: Path) -> None:
+    """Writes what a cache holds after `tokens` tokens to `path`, and to the device."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        torch.save({"layers": [part for pair in layers for part in pair]}, file)
+        flat = [part for pair in layers for part in pair]
+        torch.save({"layers": flat, "tokens": tokens}, file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -53,10 +55,10 @@ def answer(
     device_before = device_bytes_read()
     began = time.perf_counter()
     prompt = [token for segment in segments for token in segment]
-    saved = torch.load(path, weights_only=True)["layers"]
-    cache = DynamicCache(list(zip(saved[::2], saved[1::2], strict=True)), config=model.config)
+    file = torch.load(path, weights_only=True)
+    saved, start = file["layers"], file["tokens"]
+    cache = _filled(model, saved, start)
     loaded = time.perf_counter()
-    start = cache.get_seq_length()
     tokens: list[int] = []
     ids = torch.tensor([prompt[start:]])
     first = loaded
@@ -79,3 +81,14 @@ def answer(
         source_bytes={"file": sum(part.nbytes for part in saved)},
         device_bytes=device_bytes_read() - device_before,
     )
+
+
+def _filled(model: Any, saved: list[torch.Tensor], tokens: int) -> DynamicCache:
+    """A cache of `tokens` tokens that holds the saved keys and values."""
+    cache = DynamicCache(config=model.config)
+    layers = [layer for layer in cache.layers if not isinstance(layer, DummyLayer)]
+    for layer, keys, values in zip(layers, saved[::2], saved[1::2], strict=True):
+        layer.update(keys, values)
+        if layer.is_sliding:
+            layer.cumulative_length = tokens
+    return cache

@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from tiered_kv.engines._kv_layout import KvGeometry
+from tiered_kv.engines._kv_layout import GroupShape, KvGeometry, Plane
 
 _HUGE_PAGE_BYTES = 2 << 20
 _GROWTH_TOKENS = 256
 
 
 class KvArena:
-    """Keys and values of one sequence: `[layers, 2, kv_heads, capacity, head_dim]`.
+    """Keys and values of one sequence: for each plane of each group `[rows, capacity, dim]`.
 
     Fresh memory costs more in page faults than the restore itself, so one arena serves all requests
-    of an engine. It grows, losing its contents, when a sequence is longer than any before.
+    of an engine. It grows, losing its contents, when a sequence is longer than any before. Layers
+    with a window have room for all tokens too: what has left the window is still to be stored.
 
     Args:
         geometry: The shape of the model's cache.
@@ -28,7 +29,7 @@ class KvArena:
     def __init__(self, geometry: KvGeometry) -> None:
         self.geometry = geometry
         self.capacity_tokens = 0
-        self._memory = torch.empty(0, dtype=geometry.dtype)
+        self._planes: list[list[torch.Tensor]] = []
 
     def reserve(self, tokens: int) -> bool:
         """Makes room for `tokens` tokens and touches it.
@@ -38,36 +39,46 @@ class KvArena:
         """
         if tokens <= self.capacity_tokens:
             return False
-        shape = self.geometry
         tokens = -(-tokens // _GROWTH_TOKENS) * _GROWTH_TOKENS
         self.capacity_tokens = 0
-        self._memory = torch.empty(0, dtype=shape.dtype)  # freed before the larger one is made
-        sizes = (shape.layers, 2, shape.kv_heads, tokens, shape.head_dim)
-        self._memory = _fresh(shape.block_bytes(tokens), shape).view(sizes)
+        self._planes = []  # freed before the larger ones are made
+        self._planes = [
+            [_fresh(plane, tokens, self.geometry) for plane in group.planes]
+            for group in self.geometry.groups
+        ]
         self.capacity_tokens = tokens
         return True
 
-    def blocks(self, first: int, count: int, tokens_per_block: int) -> torch.Tensor:
-        """Blocks `first` to `first + count`, as a view `[count, rows, tokens, head_dim]`."""
-        shape = self.geometry
-        start = first * tokens_per_block
-        rows = self._memory.view(shape.rows, self.capacity_tokens, shape.head_dim)
-        span = rows[:, start : start + count * tokens_per_block]
-        return span.view(shape.rows, count, tokens_per_block, shape.head_dim).transpose(0, 1)
+    def slabs(
+        self, group: int, first: int, count: int, tokens_per_block: int
+    ) -> list[torch.Tensor]:
+        """The planes of a group in some blocks, as views `[count, rows, tokens, dim]`."""
+        start, stop = first * tokens_per_block, (first + count) * tokens_per_block
+        return [
+            plane[:, start:stop].unflatten(1, (count, tokens_per_block)).transpose(0, 1)
+            for plane in self._planes[group]
+        ]
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, each `[1, kv_heads, capacity, head_dim]`."""
-        return self._memory[index, 0].unsqueeze(0), self._memory[index, 1].unsqueeze(0)
+    def layer(self, group: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the layer at a place of a group, each `[1, heads, capacity, dim]`."""
+        planes, layers = self._planes[group], len(self.geometry.groups[group].layers)
+        if len(planes) == 1:
+            pair = planes[0].unflatten(0, (layers, 2, -1))[place]
+            return pair[0].unsqueeze(0), pair[1].unsqueeze(0)
+        keys, values = (plane.unflatten(0, (layers, -1))[place] for plane in planes)
+        return keys.unsqueeze(0), values.unsqueeze(0)
 
 
-def _fresh(size: int, shape: KvGeometry) -> torch.Tensor:
-    """`size` bytes of touched memory, in huge pages where the system gives them."""
+def _fresh(plane: Plane, tokens: int, shape: KvGeometry) -> torch.Tensor:
+    """Touched memory of a plane, in huge pages where the system gives them."""
+    sizes = (plane.rows, tokens, plane.dim)
     if shape.device.type != "cpu":
-        return torch.zeros(size // shape.dtype.itemsize, dtype=shape.dtype, device=shape.device)
+        return torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+    size = plane.elements(tokens) * shape.dtype.itemsize
     pages = mmap.mmap(-1, size + _HUGE_PAGE_BYTES)
     pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8, count=size)
-    return memory.zero_().view(shape.dtype)
+    return memory.zero_().view(shape.dtype).view(sizes)
 
 
 class _ArenaLayer(DynamicLayer):  # type: ignore[misc]
@@ -108,6 +119,45 @@ class _ArenaLayer(DynamicLayer):  # type: ignore[misc]
         return self._tokens
 
 
+class _ArenaWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[misc]
+    """A layer with a sliding window of W tokens, which shows the last W - 1 of what it holds.
+
+    What lies before them stays in the arena: it may be garbage where the layer was restored.
+    """
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, tokens: int, shape: GroupShape
+    ) -> None:
+        super().__init__(shape.window)
+        self._all_keys = keys
+        self._all_values = values
+        self._shape = shape
+        self.lazy_initialization(keys, values)
+        self._show(tokens)
+
+    def _show(self, tokens: int) -> None:
+        self.cumulative_length = tokens
+        start = self._shape.first_token(tokens)
+        self.keys = self._all_keys[:, :, start:tokens]
+        self.values = self._all_values[:, :, start:tokens]
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends; returns the new keys and values and those that their first token attends to."""
+        before = self.cumulative_length
+        start, end = self._shape.first_token(before), before + key_states.shape[-2]
+        # As in a layer of full attention, a slice beyond the end would fail on its shape.
+        self._all_keys[:, :, before:end] = key_states
+        self._all_values[:, :, before:end] = value_states
+        self._show(end)
+        return self._all_keys[:, :, start:end], self._all_values[:, :, start:end]
+
+
 class ArenaCache(DynamicCache):  # type: ignore[misc]
     """A `DynamicCache` over an arena, holding its first `tokens` tokens.
 
@@ -119,6 +169,12 @@ class ArenaCache(DynamicCache):  # type: ignore[misc]
     def __init__(self, arena: KvArena, tokens: int) -> None:
         super().__init__()
         self.layer_class_to_replicate = None
-        self.layers = [
-            _ArenaLayer(*arena.layer(index), tokens) for index in range(arena.geometry.layers)
-        ]
+        self.layers = [DummyLayer() for _ in range(arena.geometry.cache_layers)]
+        for number, group in enumerate(arena.geometry.groups):
+            for place, index in enumerate(group.layers):
+                keys, values = arena.layer(number, place)
+                self.layers[index] = (
+                    _ArenaWindowLayer(keys, values, tokens, group)
+                    if group.window
+                    else _ArenaLayer(keys, values, tokens)
+                )

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-from tiered_kv import KvLayout, NamespaceSpec
+from tiered_kv import NamespaceSpec
 from tiered_kv.engines._fingerprint import config_fingerprint
 from tiered_kv.engines._kv_layout import KvGeometry
 
+# Of each slab; which layers it has, the model's configuration says.
 _BLOCK_LAYOUT = "layers,2,kv_heads,tokens,head_dim/1"
 
 
@@ -42,10 +43,7 @@ def namespace_spec(
         model=f"{type(model).__name__}/{config_fingerprint(model.config)[:32]}",
         weights=weights,
         kv_dtype=geometry.dtype_name,
-        layout=KvLayout(
-            tokens_per_block=tokens_per_block,
-            block_bytes=geometry.block_bytes(tokens_per_block),
-        ),
+        layout=geometry.layout(tokens_per_block),
         rope=_rope(model.config),
         lora=lora,
         salt=salt,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tiered_kv.engines._arena import ArenaCache, KvArena
-from tiered_kv.engines._kv_layout import ForwardStyle, KvGeometry
+from tiered_kv.engines._inspect import ForwardStyle
+from tiered_kv.engines._kv_layout import KvGeometry
 from tiered_kv.torch import view
 
 
@@ -60,6 +61,8 @@ class Runner:
         self._geometry = geometry
         self._style = style
         self._tokens_per_block = tokens_per_block
+        # For each group the first token whose keys and values are those of `resident`.
+        self._valid_from = [0] * len(geometry.groups)
         self._staging = torch.empty(0, dtype=geometry.dtype)
 
     def reserve(self, tokens: int) -> None:
@@ -73,27 +76,48 @@ class Runner:
         self.resident = []
         self._staging = torch.empty(0, dtype=self._geometry.dtype)
 
-    def restore(self, blocks: Iterable[Any], prompt: Sequence[int], stop: threading.Event) -> None:
-        """Copies leased blocks to the start of the arena.
+    def resumable(self, start: int) -> bool:
+        """Whether a run may go on after the first `start` resident tokens."""
+        return start <= len(self.resident) and all(
+            group.first_token(start) >= valid
+            for group, valid in zip(self._geometry.groups, self._valid_from, strict=True)
+        )
+
+    def restore(
+        self,
+        first: int,
+        blocks: Sequence[Mapping[int, Any]],
+        prompt: Sequence[int],
+        stop: threading.Event,
+    ) -> None:
+        """Copies leased slabs to where their tokens lie in the arena.
 
         Args:
-            blocks: The prompt's first blocks, in order: buffers of `block_bytes`.
-            prompt: The prompt that they begin.
+            first: Number of the first block.
+            blocks: For each block the slabs that a token to come attends to, by group.
+            prompt: The prompt that the blocks belong to.
             stop: Ends the copy early when set.
 
         Raises:
             Stopped: `stop` was set.
         """
-        shape = self._geometry
-        sizes = (shape.rows, self._tokens_per_block, shape.head_dim)
+        shape, size = self._geometry, self._tokens_per_block
+        count = first + len(blocks)
         self.resident = []
-        count = 0
-        for count, block in enumerate(blocks, 1):
+        for number, slabs in enumerate(blocks, first):
             if stop.is_set():
                 raise Stopped
-            target = self.arena.blocks(count - 1, 1, self._tokens_per_block)[0]
-            target.copy_(view(block, shape.dtype, sizes))
-        self.resident = list(prompt[: count * self._tokens_per_block])
+            for group, slab in slabs.items():
+                self._fill(group, number, slab)
+        self._valid_from = [group.first_block(count, size) * size for group in shape.groups]
+        self.resident = list(prompt[: count * size])
+
+    def _fill(self, group: int, number: int, slab: Any) -> None:
+        size = self._tokens_per_block
+        source = view(slab, self._geometry.dtype, (self._geometry.groups[group].elements(size),))
+        for target in self.arena.slabs(group, number, 1, size):
+            part, source = source[: target.numel()], source[target.numel() :]
+            target.copy_(part.view(target.shape))
 
     def run(
         self,
@@ -108,7 +132,7 @@ class Runner:
 
         Args:
             prompt: Token ids.
-            start: Tokens whose keys and values the arena holds already.
+            start: Tokens whose keys and values the arena holds already, `resumable`.
             ends: Ends of the chunks to compute; the last is the prompt's length.
             max_new_tokens: Tokens to generate at most, 1 or more.
             eos: Token ids that end the answer.
@@ -119,6 +143,8 @@ class Runner:
         """
         began = time.perf_counter()
         self.resident = self.resident[:start]
+        if start == 0:
+            self._valid_from = [0] * len(self._valid_from)
         with torch.inference_mode():
             cache = ArenaCache(self.arena, start)
             ids = torch.tensor([prompt[start:]], device=self._geometry.device)
@@ -143,22 +169,31 @@ class Runner:
         """Copies blocks out of the arena into CPU memory as they are stored.
 
         Args:
-            first: Number of the first block.
+            first: Number of the first block; it was computed, not restored.
             count: Blocks to copy.
 
         Returns:
-            `[count, rows, tokens_per_block, head_dim]`, valid until the next call.
+            `[count, elements]`, the slabs of a block one behind the other; valid until the next
+            call.
         """
-        blocks = self.arena.blocks(first, count, self._tokens_per_block)
-        if self._staging.numel() < blocks.numel():
-            self._staging = torch.empty(blocks.numel(), dtype=blocks.dtype)
-        return self._staging[: blocks.numel()].view(blocks.shape).copy_(blocks)
+        size = self._tokens_per_block
+        elements = sum(group.elements(size) for group in self._geometry.groups)
+        if self._staging.numel() < count * elements:
+            self._staging = torch.empty(count * elements, dtype=self._geometry.dtype)
+        staged = self._staging[: count * elements].view(count, elements)
+        at = 0
+        for group in range(len(self._geometry.groups)):
+            for plane in self.arena.slabs(group, first, count, size):
+                end = at + plane[0].numel()
+                staged[:, at:end].unflatten(1, plane.shape[1:]).copy_(plane)
+                at = end
+        return staged
 
     def copy_of(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies of each layer's keys and values of the first tokens."""
-        layers = (self.arena.layer(index) for index in range(self._geometry.layers))
+        """Copies of what a cache of the first tokens holds, for each layer that holds something."""
+        layers = ArenaCache(self.arena, tokens).layers
         return [
-            (keys[:, :, :tokens].clone(), values[:, :, :tokens].clone()) for keys, values in layers
+            (layer.keys.clone(), layer.values.clone()) for layer in layers if layer.keys is not None
         ]
 
     def _forward(self, ids: torch.Tensor, cache: ArenaCache, stop: threading.Event) -> torch.Tensor:

@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -29,6 +28,7 @@ import torch
 from tiered_kv import (
     KEY_BYTES,
     InvalidArgumentError,
+    Leases,
     Namespace,
     NamespaceSpec,
     Request,
@@ -39,7 +39,8 @@ from tiered_kv.engines._allocator import keep_freed_memory
 from tiered_kv.engines._fingerprint import weights_fingerprint as fingerprint
 from tiered_kv.engines._grid import Grid, exact_digests, make_grid
 from tiered_kv.engines._identity import namespace_spec, numerics
-from tiered_kv.engines._kv_layout import inspect_model
+from tiered_kv.engines._inspect import inspect_model
+from tiered_kv.engines._plan import Plan, Planner, common_prefix, leading, part
 from tiered_kv.engines._result import TIER_NAMES, GenerationResult, Restored, make_result
 from tiered_kv.engines._runner import Run, Runner, Stopped
 from tiered_kv.torch import as_buffer
@@ -47,30 +48,17 @@ from tiered_kv.torch import as_buffer
 __all__ = ["GenerationResult", "TransformersEngine"]
 
 
-_FLAG_CHUNK_END = 1
-_FLAG_DECODE = 2
 _STAGING_BYTES = 32 << 20
 _THROTTLE_PAUSE_S = 0.02
 
 T = TypeVar("T")
 
 
-@dataclass
-class _Plan:
-    """What the store has of a prompt."""
-
-    keys: bytes
-    present: int
-    """Leading blocks of `keys` that need not be stored again."""
-    wanted: int
-    """Leading blocks to restore."""
-
-
 class TransformersEngine:
     """Generates greedily with a model, reusing prefixes from a store.
 
-    Any decoder with a full-attention cache is served; requests run one at a time. The weights are
-    fingerprinted here: make a new engine after changing them.
+    Any decoder of full, sliding-window or latent attention is served; requests run one at a time.
+    The weights are fingerprinted here: make a new engine after changing them.
 
     Args:
         model: A causal language model of `transformers`, in evaluation mode, on one device.
@@ -131,6 +119,8 @@ class TransformersEngine:
         self._weights = weights_fingerprint or self._worker.submit(fingerprint, model).result()
         self._load_timeout_s = load_timeout_s
         self._store_timeout_s = store_timeout_s
+        self._slab_bytes = self._geometry.layout(tokens_per_block).slab_bytes
+        self._planner = Planner(store, self._geometry, tokens_per_block, exact)
         self._runner = Runner(model, self._geometry, style, tokens_per_block)
         self._worker.submit(self._runner.reserve, reserve_tokens).result()
         self._namespaces: dict[str | None, Namespace] = {}
@@ -139,7 +129,7 @@ class TransformersEngine:
     @property
     def block_bytes(self) -> int:
         """Bytes of a stored block."""
-        return self._geometry.block_bytes(self._tokens_per_block)
+        return sum(self._slab_bytes)
 
     def namespace_spec(self) -> NamespaceSpec:
         """The namespace that this engine reads and writes, as of now."""
@@ -199,7 +189,8 @@ class TransformersEngine:
             try:
                 plan = self._plan(namespace, prompt, grid)
                 if request is not None:
-                    request.observe(namespace, plan.keys, 0)
+                    first = self._geometry.first_block(plan.wanted, self._tokens_per_block)
+                    request.observe(namespace, plan.keys[first * KEY_BYTES :], first)
                 await self._reserve(len(prompt) + max_new_tokens)
                 restored = await self._restore(namespace, plan, prompt, grid, request)
                 run = await self._run(prompt, restored.tokens, grid.ends, max_new_tokens, eos)
@@ -271,27 +262,34 @@ class TransformersEngine:
         prompt, grid = self._prepare(segments, max_new_tokens)
         async with self._lock:
             await self._reserve(len(prompt) + max_new_tokens)
-            shared = _common_prefix(self._runner.resident, prompt) // self._tokens_per_block
+            shared = common_prefix(self._runner.resident, prompt) // self._tokens_per_block
             blocks = grid.last_end_within(min(shared, grid.reusable_blocks))
+            while blocks and not self._runner.resumable(blocks * self._tokens_per_block):
+                blocks = grid.last_end_within(blocks - 1)
             start = blocks * self._tokens_per_block
             run = await self._run(prompt, start, grid.ends, max_new_tokens, eos)
         return make_result(run, prompt, Restored(tokens=start), began)
 
     def resident_prefix(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies of the keys and values of the first tokens that the last call left in memory.
+        """Copies of what a cache holds after the first tokens that the last call left in memory.
 
         Args:
             tokens: How many; at most what is there.
 
         Returns:
-            For each layer keys and values, `[1, kv_heads, tokens, head_dim]`.
+            For each layer that has a cache its keys and values, `[1, heads, tokens, dim]`; with a
+            window of W tokens only the last W - 1.
 
         Raises:
-            InvalidArgumentError: There are fewer tokens.
+            InvalidArgumentError: There are fewer tokens, or windows were not restored there.
         """
         there = len(self._runner.resident)
         if not 0 <= tokens <= there:
             raise InvalidArgumentError(f"tokens: {tokens}; the last call left {there}")
+        if tokens and not self._runner.resumable(tokens):
+            raise InvalidArgumentError(
+                f"tokens: {tokens}; only the windows behind {there} were restored: give that many"
+            )
         return self._worker.submit(self._runner.copy_of, tokens).result()
 
     def _prepare(
@@ -323,24 +321,12 @@ class TransformersEngine:
             self._namespaces[numeric] = self._store.namespace(self._spec(numeric))
         return self._namespaces[numeric]
 
-    def _plan(self, namespace: Namespace, prompt: list[int], grid: Grid) -> _Plan:
+    def _plan(self, namespace: Namespace, prompt: list[int], grid: Grid) -> Plan:
         if self._exact:
             keys = namespace.keys_from_opaque(exact_digests(prompt, grid), KEY_BYTES)
         else:
             keys = namespace.keys_from_tokens(prompt)
-        if not keys:
-            return _Plan(keys, 0, 0)
-        found = self._store.lookup(namespace, keys, mode="prefix")
-        flags = found.flags[: found.hits]
-        decoded = next((n for n, flag in enumerate(flags) if flag & _FLAG_DECODE), len(flags))
-        if not self._exact:
-            # A block computed by decode is stored again once prefill has computed it, not before.
-            wanted = min(found.hits, grid.reusable_blocks)
-            return _Plan(keys, max(decoded, wanted), wanted)
-        wanted = grid.last_end_within(min(decoded, grid.reusable_blocks))
-        while wanted and not flags[wanted - 1] & _FLAG_CHUNK_END:
-            wanted = grid.last_end_within(wanted - 1)
-        return _Plan(keys, decoded, wanted)
+        return self._planner.plan(namespace, keys, grid)
 
     async def _reserve(self, tokens: int) -> None:
         await self._call(lambda _stop: self._runner.reserve(tokens))
@@ -348,36 +334,57 @@ class TransformersEngine:
     async def _restore(
         self,
         namespace: Namespace,
-        plan: _Plan,
+        plan: Plan,
         prompt: list[int],
         grid: Grid,
         request: Request | None,
     ) -> Restored:
+        """Restores the position that the plan wants, or the best one that can be loaded."""
         if not plan.wanted:
             return Restored()
         began = time.perf_counter()
-        keys = _slice(plan.keys, 0, plan.wanted)
-        loading = self._store.get(namespace, keys, timeout=self._load_timeout_s, req=request)
-        with await loading as leases:
-            count = leases.hits
-            if self._exact:
-                count = grid.last_end_within(count)
-            sources = leases.sources[:count]
-            blocks = [leases[number] for number in range(count)]
-            try:
-                await self._call(lambda stop: self._runner.restore(blocks, prompt, stop))
-            finally:
-                blocks.clear()
+        restored = Restored()
+        wanted, count = plan.wanted, 0
+        while wanted and not count:
+            first = self._geometry.first_block(wanted, self._tokens_per_block)
+            left = max(0.0, began + self._load_timeout_s - time.perf_counter())
+            keys = plan.part(first, wanted)
+            loading = self._store.get(namespace, keys, timeout=left, req=request)
+            with await loading as leases:
+                reached = first + leases.hits
+                count = wanted if reached == wanted else self._planner.cut(grid, first, reached)
+                if count:
+                    restored.source_bytes = await self._copy(leases, first, count, prompt)
+            wanted = self._planner.position(namespace, plan, grid, reached) if not count else 0
         if count < plan.wanted:
             # The lookup promised blocks that the load did not bring: they are stored again.
-            plan.present = min(plan.present, count)
-        seconds = time.perf_counter() - began
-        return Restored(count * self._tokens_per_block, seconds, self._by_tier(sources))
+            plan.present = count
+        restored.tokens = count * self._tokens_per_block
+        restored.seconds = time.perf_counter() - began
+        return restored
 
-    def _by_tier(self, sources: bytes) -> dict[str, int]:
-        """Bytes from each tier, by name, for blocks that came from `sources`."""
-        blocks = Counter(TIER_NAMES.get(tier, str(tier)) for tier in sources)
-        return {name: count * self.block_bytes for name, count in blocks.items()}
+    async def _copy(
+        self, leases: Leases, first: int, count: int, prompt: list[int]
+    ) -> dict[str, int]:
+        """Copies what the token after `count` blocks attends to; returns bytes by tier."""
+        size = self._tokens_per_block
+        begins = [group.first_block(count, size) for group in self._geometry.groups]
+        needed = [
+            [group for group, begin in enumerate(begins) if block >= begin]
+            for block in range(first, count)
+        ]
+        copied: Counter[str] = Counter()
+        for tier, groups in zip(leases.sources, needed, strict=False):
+            name = TIER_NAMES.get(tier, str(tier))
+            copied[name] += sum(self._slab_bytes[group] for group in groups)
+        blocks = [
+            {group: leases.slab(at, group) for group in groups} for at, groups in enumerate(needed)
+        ]
+        try:
+            await self._call(lambda stop: self._runner.restore(first, blocks, prompt, stop))
+        finally:
+            blocks.clear()
+        return dict(copied)
 
     async def _run(
         self,
@@ -393,7 +400,7 @@ class TransformersEngine:
         )
 
     async def _save(
-        self, namespace: Namespace, plan: _Plan, prompt: list[int], grid: Grid, run: Run
+        self, namespace: Namespace, plan: Plan, prompt: list[int], grid: Grid, run: Run
     ) -> tuple[int, int]:
         """Stores what the store lacks; returns blocks taken and blocks given up."""
         prefilled = len(plan.keys) // KEY_BYTES
@@ -436,19 +443,25 @@ class TransformersEngine:
             computed == "prefill" and grid.block_ends_chunk(block)
             for block in range(first, first + count)
         ]
-        taken = 0
+        # Behind a window a block needs no parent: the first ones may be evicted first.
+        chain = not self._geometry.windowed
+        taken = done = 0
         while True:
+            at = first + done
             report = await self._store.put(
                 namespace,
-                _slice(keys, first, first + count),
-                as_buffer(rows),
-                parent=_slice(keys, first - 1, first) if first else None,
-                depth=first,
-                chunk_ends=ends,
+                part(keys, at, first + count),
+                as_buffer(rows[done:]),
+                parent=part(keys, at - 1, at) if at and chain else None,
+                depth=at,
+                chain=chain,
+                chunk_ends=ends[done:],
                 computed=computed,
             )
             taken += report.stored
-            if report.stored + report.exists == count:
+            # Only what was refused is tried again: what was taken may be evicted to make room.
+            done += leading(report.statuses, ("stored", "exists"))
+            if done == count:
                 return taken, True
             if time.monotonic() >= deadline:
                 return taken, False
@@ -470,17 +483,3 @@ class TransformersEngine:
                 with contextlib.suppress(asyncio.CancelledError, Stopped):
                     await asyncio.shield(future)
             raise
-
-
-def _slice(keys: bytes, first: int, stop: int) -> bytes:
-    return keys[first * KEY_BYTES : stop * KEY_BYTES]
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that two sequences share."""
-    shared = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        shared += 1
-    return shared

@@ -1,6 +1,6 @@
 //! Which pages of an arena are owned: the fact on which the safety of its slots rests.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// One bit a page. A page whose bit is set belongs to exactly one slot.
 pub(crate) struct PageBitmap {

@@ -3,11 +3,12 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tiered_kv_types::{Error, ErrorKind, Result};
 
 use crate::buf::{AlignedBuf, ReadBuf};
+use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
 use crate::pool::{Workers, contained, panic_text};
@@ -18,6 +19,8 @@ use crate::region::{ReadInto, Region};
 pub enum Priority {
     /// Somebody waits for it.
     Load,
+    /// The few bytes, or the sync, that all the stores of a group wait for.
+    Commit,
     /// Nobody does.
     Store,
     /// It can wait for all of these.
@@ -72,22 +75,6 @@ pub struct IoRequest {
     pub op: IoOp,
     /// Says whether it is still wanted when its turn comes.
     pub cancel: Option<CancelFlag>,
-}
-
-/// Asks for requests to be dropped that the device does not have yet.
-#[derive(Clone, Debug, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
-
-impl CancelFlag {
-    /// Nobody wants the requests any more, or somebody does again.
-    pub fn set(&self, cancelled: bool) {
-        self.0.store(cancelled, Ordering::Release);
-    }
-
-    /// Whether nobody wants the requests.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// The error of a request that was dropped before the device had it.
@@ -161,6 +148,10 @@ pub trait IoEngine: Send + Sync + 'static {
     fn close(&self);
 }
 
+/// From this many bytes on a load is handled by another thread where more loads wait: the drive
+/// reads the next one while its checksum is computed.
+const HANDED_OVER_BYTES: usize = 64 << 10;
+
 /// An engine of threads that block in a [`Disk`]'s calls.
 ///
 /// Loads have threads of their own, so that no number of stores keeps one waiting. Dropping the
@@ -168,6 +159,9 @@ pub trait IoEngine: Send + Sync + 'static {
 pub struct BlockingEngine {
     loads: Workers<IoRequest>,
     stores: Workers<IoRequest>,
+    completions: Arc<Workers<IoDone>>,
+    /// Loads that no thread has taken yet.
+    waiting: Arc<AtomicUsize>,
     shared: Arc<Shared>,
     description: String,
 }
@@ -192,19 +186,40 @@ impl BlockingEngine {
         on_done: OnDone,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::new(disk, on_done));
-        let handler = {
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let completions = {
+            let shared = Arc::clone(&shared);
+            let handler = Arc::new(move |done| shared.complete(done));
+            Workers::new("tkv-done", load_threads.div_ceil(2), threads, handler)?
+        };
+        let completions = Arc::new(completions);
+        let load = {
+            let (shared, waiting) = (Arc::clone(&shared), Arc::clone(&waiting));
+            let completions = Arc::clone(&completions);
+            Arc::new(move |request| {
+                let more = waiting.fetch_sub(1, Ordering::Relaxed) > 1;
+                let mut done = shared.perform(request);
+                if !more || read_bytes(&mut done) < HANDED_OVER_BYTES {
+                    return shared.complete(done);
+                }
+                if let Err(refused) = completions.submit(std::iter::once(done)) {
+                    refused.for_each(|done| shared.complete(done));
+                }
+            })
+        };
+        let store = {
             let shared = Arc::clone(&shared);
             Arc::new(move |request| shared.serve(request))
         };
-        let loads = Workers::new("tkv-load", load_threads, threads, handler.clone())?;
-        match Workers::new("tkv-store", store_threads, threads, handler) {
-            Ok(stores) => Ok(Self { loads, stores, shared, description: "blocking".into() }),
-            Err(err) => {
-                loads.start_closing();
-                loads.wait_closed();
-                Err(err)
-            }
-        }
+        let loads = Workers::new("tkv-load", load_threads, threads, load);
+        let loads = loads.inspect_err(|_| completions.end())?;
+        let stores = Workers::new("tkv-store", store_threads, threads, store);
+        let stores = stores.inspect_err(|_| {
+            loads.end();
+            completions.end();
+        })?;
+        let description = "blocking".into();
+        Ok(Self { loads, stores, completions, waiting, shared, description })
     }
 
     /// The same engine, which now also says why it is this one that works here.
@@ -228,10 +243,13 @@ impl IoEngine for BlockingEngine {
         self.shared.begin(batch.len());
         let (loads, stores): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|request| request.priority == Priority::Load);
-        for (workers, requests) in [(&self.loads, loads), (&self.stores, stores)] {
-            if let Err(refused) = workers.submit(requests.into_iter()) {
-                refused.for_each(|request| self.shared.refuse(request));
-            }
+        let (commits, stores): (Vec<_>, Vec<_>) =
+            stores.into_iter().partition(|request| request.priority == Priority::Commit);
+        self.waiting.fetch_add(loads.len(), Ordering::Relaxed);
+        let (loads, stores) =
+            (self.loads.submit(loads.into_iter()), self.stores.submit_with(commits, stores));
+        for request in loads.err().into_iter().flatten().chain(stores.err().into_iter().flatten()) {
+            self.shared.refuse(request);
         }
     }
 
@@ -242,12 +260,17 @@ impl IoEngine for BlockingEngine {
     fn close(&self) {
         self.loads.start_closing();
         self.stores.start_closing();
-        // A thread of either kind that waited could be the one that another waits for.
-        if self.loads.owns_this_thread() || self.stores.owns_this_thread() {
-            return;
+        // A thread of any kind that waited could be the one that another waits for.
+        let own = self.loads.owns_this_thread()
+            || self.stores.owns_this_thread()
+            || self.completions.owns_this_thread();
+        if own {
+            // What is read from now on is handled by the thread that has read it.
+            return self.completions.start_closing();
         }
         self.loads.wait_closed();
         self.stores.wait_closed();
+        self.completions.end();
     }
 }
 
@@ -286,13 +309,16 @@ impl Shared {
         Err(IoDone { token, op, result: Err(io::Error::other(Cancelled)) })
     }
 
-    /// Performs a request through the disk's blocking calls.
+    /// Performs a request through the disk's blocking calls, and answers it.
     pub(crate) fn serve(&self, request: IoRequest) {
-        let request = match Self::drop_cancelled(request) {
+        self.complete(self.perform(request));
+    }
+
+    fn perform(&self, request: IoRequest) -> IoDone {
+        let IoRequest { token, mut op, .. } = match Self::drop_cancelled(request) {
             Ok(request) => request,
-            Err(done) => return self.complete(done),
+            Err(done) => return done,
         };
-        let IoRequest { token, mut op, .. } = request;
         // A disk that panics must not lose the buffers and their waiter.
         let performed = catch_unwind(AssertUnwindSafe(|| perform(&*self.disk, &mut op)));
         let result = performed.unwrap_or_else(|panic| {
@@ -300,12 +326,20 @@ impl Shared {
             tracing::error!(text);
             Err(io::Error::other(text))
         });
-        self.complete(IoDone { token, op, result });
+        IoDone { token, op, result }
     }
 
     pub(crate) fn complete(&self, done: IoDone) {
         contained(|| (self.on_done)(done));
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Bytes that were read, and are therefore to be checked.
+fn read_bytes(done: &mut IoDone) -> usize {
+    match &mut done.op {
+        IoOp::Read { buf, .. } if done.result.is_ok() => buf.as_mut_slice().len(),
+        _ => 0,
     }
 }
 

@@ -7,6 +7,7 @@
 mod arena;
 mod bitmap;
 mod buf;
+mod cancel;
 mod checksum;
 mod choose;
 mod clock;
@@ -23,10 +24,12 @@ mod posix;
 mod readonly;
 mod region;
 mod socket;
+mod sync;
 mod uring;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
 pub use buf::{AlignedBuf, ReadBuf};
+pub use cancel::CancelFlag;
 pub use checksum::{copy, copy_checked, crc32c};
 pub use choose::{EngineConfig, choose_engine};
 pub use clock::{
@@ -36,12 +39,11 @@ pub use directory::open_for_append;
 pub use dirlock::DirLock;
 pub use disk::{Alignment, DataFile, Descriptors, Disk, FileId};
 pub use engine::{
-    BlockingEngine, CancelFlag, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority, Registration,
-    is_cancelled,
+    BlockingEngine, IoDone, IoEngine, IoOp, IoRequest, OnDone, Priority, Registration, is_cancelled,
 };
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
-pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit};
+pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use readonly::ReadOnlyDisk;

@@ -69,6 +69,8 @@ struct Shared<T> {
 }
 
 struct State<T> {
+    /// What goes before the queue.
+    urgent: VecDeque<T>,
     queue: VecDeque<T>,
     closed: bool,
     alive: usize,
@@ -86,8 +88,8 @@ impl<T: Send + 'static> Workers<T> {
             let context = format!("threads of {name}: give at least one");
             return Err(Error::new(ErrorKind::InvalidArgument, "start threads", context));
         }
-        let (queue, threads_seen) = (VecDeque::new(), Vec::new());
-        let state = State { queue, closed: false, alive: 0, threads: threads_seen };
+        let (urgent, queue) = (VecDeque::new(), VecDeque::new());
+        let state = State { urgent, queue, closed: false, alive: 0, threads: Vec::new() };
         let (work, ended) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { state: Mutex::new(state), work, ended });
         let workers = Self { shared, handles: Mutex::default() };
@@ -122,18 +124,48 @@ impl<T: Send + 'static> Workers<T> {
         state.queue.extend(items);
         let added = state.queue.len() - before;
         drop(state);
+        self.wake(added);
+        Ok(())
+    }
+
+    /// Queues the items, some of them before all that wait, or returns them where the queue is
+    /// closed.
+    pub(crate) fn submit_with(
+        &self,
+        urgent: Vec<T>,
+        mut items: Vec<T>,
+    ) -> std::result::Result<(), Vec<T>> {
+        let mut state = self.shared.state.lock();
+        if state.closed {
+            items.extend(urgent);
+            return Err(items);
+        }
+        let added = urgent.len() + items.len();
+        state.urgent.extend(urgent);
+        state.queue.extend(items);
+        drop(state);
+        self.wake(added);
+        Ok(())
+    }
+
+    fn wake(&self, added: usize) {
         match added {
             0 => {}
             1 => _ = self.shared.work.notify_one(),
             _ => _ = self.shared.work.notify_all(),
         }
-        Ok(())
     }
 
     /// Lets the threads end when the queue is empty.
     pub(crate) fn start_closing(&self) {
         self.shared.state.lock().closed = true;
         self.shared.work.notify_all();
+    }
+
+    /// Waits for all that is queued, and for the threads. Not to be called from one of them.
+    pub(crate) fn end(&self) {
+        self.start_closing();
+        self.wait_closed();
     }
 
     pub(crate) fn owns_this_thread(&self) -> bool {
@@ -161,7 +193,8 @@ fn work_until_closed<T>(shared: &Shared<T>, handler: &(dyn Fn(T) + Send + Sync))
     let mut state = shared.state.lock();
     state.threads.push(std::thread::current().id());
     loop {
-        if let Some(item) = state.queue.pop_front() {
+        let next = state.urgent.pop_front().or_else(|| state.queue.pop_front());
+        if let Some(item) = next {
             drop(state);
             contained(|| handler(item));
             state = shared.state.lock();

@@ -18,6 +18,7 @@ use crate::disk::{
     Alignment, DataFile, Descriptors, Disk, FileId, check_name, check_range, not_open, too_large,
     usable,
 };
+use crate::memory::prefer_huge_pages;
 
 /// Files that are not yet, or no longer, part of the store.
 const SCRATCH_PREFIX: &str = ".tmp-";
@@ -197,8 +198,13 @@ impl Disk for PosixDisk {
             Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(err) => return Err(self.error(OP, name, err)),
         };
-        let mut bytes = Vec::new();
         let bound = max_bytes.saturating_add(1);
+        let len = file.metadata().map_or(0, |meta| meta.len()).min(bound);
+        let mut bytes = Vec::new();
+        // A byte more, so that the end is seen without growing; a refusal is the read's to report.
+        if bytes.try_reserve_exact(usize::try_from(len).map_or(0, |len| len + 1)).is_ok() {
+            prefer_huge_pages(bytes.spare_capacity_mut());
+        }
         file.take(bound).read_to_end(&mut bytes).map_err(|err| self.error(OP, name, err))?;
         if bytes.len() as u64 > max_bytes {
             return Err(too_large(OP, name, max_bytes));

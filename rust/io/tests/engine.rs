@@ -103,18 +103,56 @@ fn case_36_loads_are_served_while_all_store_threads_stall() {
     let arena = arena(8);
     engine.submit((0..3).map(|token| write(100 + token, file, token, 7)).collect());
     has_started.recv().expect("a store has begun");
+    let mut commit = write(103, file, 3, 7);
+    commit.priority = Priority::Commit;
+    engine.submit(vec![write(104, file, 4, 7), commit]);
     engine.submit((0..4).map(|token| load(token, file, token, &arena)).collect());
     let loads: Vec<u64> = (0..4).map(|_| done.recv().expect("a load").token).collect();
     assert_eq!(loads, [0, 1, 2, 3], "only loads, in their order");
     // A load's completion is counted after it was handled, so the loads may still show.
     assert!(engine.in_flight() >= 3, "the stores are still there");
-    for _ in 0..3 {
+    for _ in 0..5 {
         go_on.send(()).expect("a store waits");
     }
     engine.close();
     let stores: Vec<u64> = done.try_iter().map(|done| done.token).collect();
-    assert_eq!(stores, [100, 101, 102]);
+    assert_eq!(stores, [100, 103, 101, 102, 104], "the commit goes before what waits");
     assert_eq!(engine.in_flight(), 0);
+}
+
+#[test]
+fn the_next_load_is_read_while_the_one_before_it_is_handled() {
+    const PAGES: u64 = 32;
+    let disk = Arc::new(MemDisk::new());
+    let file = disk.create("data", 2 * PAGES * PAGE).expect("memory");
+    let (read, has_read) = channel();
+    let has_read = Mutex::new(has_read);
+    disk.set_fault(Some(Box::new(move |_| {
+        // Nobody listens any more once both were read.
+        _ = read.send(());
+        None
+    })));
+    let (sender, done) = channel();
+    let first = AtomicUsize::new(0);
+    let on_done: OnDone = Arc::new(move |done: IoDone| {
+        if first.fetch_add(1, Ordering::SeqCst) == 0 {
+            let reads = has_read.lock().expect("no panic");
+            let long = std::time::Duration::from_secs(60);
+            let both = (0..2).all(|_| reads.recv_timeout(long).is_ok());
+            assert!(both, "the one thread for loads waits for its first load to be handled");
+        }
+        sender.send(done.token).expect("the test listens");
+    });
+    let engine = BlockingEngine::new(disk, &OsThreads, 1, 1, on_done).expect("threads");
+    let arena = arena(2 * PAGES);
+    let load = |token: u64| {
+        let buf = arena.take(token * PAGES * PAGE, PAGES * PAGE).expect("free pages");
+        let op = IoOp::Read { file, offset: token * PAGES * PAGE, buf: buf.into() };
+        IoRequest { token, priority: Priority::Load, op, cancel: None }
+    };
+    engine.submit((0..2).map(load).collect());
+    let tokens: Vec<u64> = (0..2).map(|_| done.recv().expect("a load")).collect();
+    assert!(tokens.contains(&0) && tokens.contains(&1), "{tokens:?}");
 }
 
 fn create(token: u64, name: &str) -> IoRequest {

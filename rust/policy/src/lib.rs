@@ -56,6 +56,19 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
     /// `block` became resident in `tier`, counted as an access at `now`.
     fn inserted(&mut self, tier: Tier, block: BlockId, facts: &Facts, now: Nanos);
+    /// What a recovery has found in `tier`, in the order in which it became resident; the numbers
+    /// are new to the tier.
+    fn restored(
+        &mut self,
+        tier: Tier,
+        blocks: &mut dyn Iterator<Item = (BlockId, Facts, Standing)>,
+        now: Nanos,
+    ) {
+        for (block, facts, standing) in blocks {
+            self.inserted(tier, block, &facts, now);
+            self.set_standing(tier, block, standing);
+        }
+    }
     /// `block` was used by a request; the caller reports a request's blocks leaf first.
     fn accessed(&mut self, block: BlockId, now: Nanos);
     /// `block` is no longer resident in `tier`.

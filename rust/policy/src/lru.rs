@@ -83,6 +83,36 @@ impl Policy for Lru {
         }
     }
 
+    /// A list made at once from what is in order already, which inserting one by one would find
+    /// out a million times.
+    fn restored(
+        &mut self,
+        tier: Tier,
+        blocks: &mut dyn Iterator<Item = (BlockId, Facts, Standing)>,
+        _now: Nanos,
+    ) {
+        let state = self.tiers.entry(tier).or_default();
+        let mut listed: BTreeMap<u32, Vec<(Standing, u64, BlockId)>> = BTreeMap::new();
+        for (block, Facts { shape, .. }, standing) in blocks {
+            self.next_stamp += 1;
+            let stamp = self.next_stamp;
+            if state.residents.len() <= block as usize {
+                state.residents.resize(block as usize + 1, None);
+            }
+            let old = state.residents[block as usize].replace(Resident { shape, stamp, standing });
+            debug_assert!(old.is_none(), "{block} was in the tier before");
+            if standing != Standing::Kept {
+                listed.entry(shape).or_default().push((standing, stamp, block));
+            }
+        }
+        for (shape, mut listed) in listed {
+            state.count += listed.len();
+            let set = state.candidates.entry(shape).or_default();
+            listed.extend(std::mem::take(set));
+            *set = listed.into_iter().collect();
+        }
+    }
+
     fn accessed(&mut self, block: BlockId, _now: Nanos) {
         let stamp = self.stamp();
         for state in self.tiers.values_mut() {
@@ -200,6 +230,48 @@ mod tests {
     }
 
     proptest::proptest! {
+        /// A recovery's list is the same as if it had been made block by block.
+        #[test]
+        fn restored_equals_one_by_one(
+            blocks in proptest::collection::vec((0u32..2, 0usize..3), 1..40),
+            known in 0u32..4,
+        ) {
+            let all = [Standing::Orphan, Standing::Candidate, Standing::Kept];
+            let (mut bulk, mut single) = (Lru::new(), Lru::new());
+            for lru in [&mut bulk, &mut single] {
+                for block in 0..known {
+                    lru.inserted(Tier::Nvme, block, &FACTS, 0);
+                    lru.set_standing(Tier::Nvme, block, Standing::Candidate);
+                }
+            }
+            let found = blocks.iter().zip((known..).step_by(2)).map(|((shape, standing), block)| {
+                (block, Facts { shape: *shape, ..FACTS }, all[*standing])
+            });
+            bulk.restored(Tier::Nvme, &mut found.clone(), 0);
+            for (block, facts, standing) in found {
+                single.inserted(Tier::Nvme, block, &facts, 0);
+                single.set_standing(Tier::Nvme, block, standing);
+            }
+            loop {
+                proptest::prop_assert_eq!(
+                    bulk.candidates(Tier::Nvme),
+                    single.candidates(Tier::Nvme)
+                );
+                let victim = |lru: &mut Lru| {
+                    (0..2).find_map(|shape| lru.victim(Tier::Nvme, shape, 0, &mut |_| false))
+                };
+                let (block, expected) = (victim(&mut bulk), victim(&mut single));
+                proptest::prop_assert_eq!(block, expected);
+                let Some(block) = block else { break };
+                proptest::prop_assert_eq!(
+                    bulk.worth(Tier::Nvme, block),
+                    single.worth(Tier::Nvme, block)
+                );
+                bulk.removed(Tier::Nvme, block);
+                single.removed(Tier::Nvme, block);
+            }
+        }
+
         /// Equal to a naive implementation that keeps a list.
         #[test]
         fn equals_a_naive_list(ops in proptest::collection::vec((0u32..8, 0u8..6), 1..200)) {

@@ -1,13 +1,14 @@
 //! Arguments that several calls take.
 
 use crate::buffers::Held;
-use crate::errors::{OrRaise, invalid};
+use crate::errors::invalid;
 use crate::request::Request;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyIndexError, PyOverflowError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 use tiered_kv::{BlockKey, BlockType, ComputedBy, KEY_BYTES, LookupMode, PutOptions};
 
@@ -21,7 +22,12 @@ pub(crate) const SLAB: Part = ("slab", "block");
 
 /// Packed keys, n x 32 bytes.
 pub(crate) fn keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockKey>> {
-    keys_of(op, "keys", value)
+    unpacked(op, "keys", value)
+}
+
+/// The same for a call that shares them.
+pub(crate) fn shared_keys(op: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Arc<[BlockKey]>> {
+    unpacked(op, "keys", value)
 }
 
 /// Packed keys, n x 32 bytes, which errors call `field`.
@@ -30,14 +36,23 @@ pub(crate) fn keys_of(
     field: &str,
     value: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<BlockKey>> {
+    unpacked(op, field, value)
+}
+
+fn unpacked<K: FromIterator<BlockKey>>(
+    op: &'static str,
+    field: &str,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<K> {
     let unpack = |packed: &[u8]| {
-        if !packed.len().is_multiple_of(KEY_BYTES) {
+        let (keys, rest) = packed.as_chunks::<KEY_BYTES>();
+        if !rest.is_empty() {
             let len = packed.len();
             let remedy = "pass packed keys as keys_from_tokens or keys_from_opaque return them";
             let context = format!("`{field}` holds {len} bytes, no multiple of {KEY_BYTES}");
             return Err(invalid(value.py(), op, format!("{context}: {remedy}")));
         }
-        BlockKey::unpack(packed).or_raise(value.py())
+        Ok(keys.iter().map(|key| BlockKey(*key)).collect())
     };
     match value.cast::<PyBytes>() {
         Ok(bytes) => unpack(bytes.as_bytes()),
@@ -52,6 +67,11 @@ pub(crate) fn key(
     value: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Option<BlockKey>> {
     let Some(value) = value else { return Ok(None) };
+    if let Ok(bytes) = value.cast::<PyBytes>()
+        && let Ok(bytes) = bytes.as_bytes().try_into()
+    {
+        return Ok(Some(BlockKey(bytes)));
+    }
     let held = Held::one(op, field, value, false)?;
     match <[u8; KEY_BYTES]>::try_from(held.bytes()) {
         Ok(bytes) => Ok(Some(BlockKey(bytes))),

@@ -131,6 +131,13 @@ impl Channel {
         Ok(self.queue.is_closed())
     }
 
+    /// Seconds since the descriptor last became readable: how long a poller took to wake.
+    #[getter]
+    fn rung_ago(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        self.check_process(py)?;
+        Ok(self.queue.rung_ago().map(|ago| ago.as_secs_f64()))
+    }
+
     /// Takes all results as summaries: a list of (id, ok, bitmap, bytes, seconds).
     fn drain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.check_process(py)?;

@@ -9,7 +9,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
-use tiered_kv::{MissReason, OpId, PutStatus, Tier};
+use tiered_kv::{Found, MissReason, OpId, PutStatus, Tier};
 
 /// How often a waiting thread looks for a signal, such as Ctrl-C.
 pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -17,7 +17,7 @@ pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 /// The result of a call, and the buffers that it no longer needs.
 pub(crate) enum Done {
     Exists(Vec<bool>),
-    Get(tiered_kv::Leases),
+    Get(Found),
     Into(Vec<Result<Tier, MissReason>>, Arc<Held>),
     Put(tiered_kv::PutReport, Arc<Held>),
     Flush(tiered_kv::FlushReport),
@@ -79,11 +79,14 @@ impl Done {
         let there = |status| matches!(status, PutStatus::Stored | PutStatus::Exists);
         let (ok, keys, blocks) = match self {
             Self::Exists(keys) => (true, keys.clone(), 0),
-            Self::Get(found) => (
+            Self::Get(Found::Each(found)) => (
                 !found.items.iter().any(|item| item.as_ref().is_err_and(|why| early(*why))),
                 found.items.iter().map(Result::is_ok).collect(),
                 0,
             ),
+            Self::Get(Found::Whole(found)) => {
+                (true, (0..found.len()).map(|at| found.outcome(at).is_ok()).collect(), 0)
+            }
             Self::Into(items, _) => (
                 !items.iter().any(|item| item.is_err_and(early)),
                 items.iter().map(Result::is_ok).collect(),

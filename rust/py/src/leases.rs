@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView};
 use std::ffi::c_int;
 use std::sync::Arc;
-use tiered_kv::{MissReason, Tier};
+use tiered_kv::{Found, LeaseBatch, MissReason, Tier};
 
 /// A block of the batch.
 enum Item {
@@ -36,31 +36,55 @@ impl Item {
     }
 }
 
-/// What a `get` found. Dropping it, or `release`, unpins every block without a view alive.
-#[pyclass(frozen, module = "tiered_kv._core")]
-pub(crate) struct Leases {
-    /// Guards the leases against a release from another thread.
-    items: Mutex<Vec<Item>>,
-    sources: Vec<Tier>,
-    #[pyo3(get)]
-    hits: usize,
+/// The blocks, in the form that they were last asked for.
+enum Blocks {
+    /// As a whole. Nothing is made of a block before somebody asks for it: most batches are used
+    /// and released without.
+    Whole(LeaseBatch),
+    /// One by one, with the tier that each came from.
+    Each(Vec<Item>, Vec<Tier>),
 }
 
-impl Leases {
-    pub(crate) fn new(found: tiered_kv::Leases) -> Self {
-        let hits = found.hits();
-        // Nothing is made of a block before somebody asks for it: most batches are used whole.
+impl Blocks {
+    fn each(leases: tiered_kv::Leases) -> Self {
         let item = |item| match item {
             Ok(lease) => Item::Own(lease),
             Err(reason) => Item::Miss(reason),
         };
-        let items = found.items.into_iter().map(item).collect();
-        Self { items: Mutex::new(items), sources: found.sources, hits }
+        Self::Each(leases.items.into_iter().map(item).collect(), leases.sources)
+    }
+
+    fn outcomes(&self) -> Vec<Result<u8, MissReason>> {
+        match self {
+            Self::Whole(batch) => (0..batch.len()).map(|at| batch.outcome(at)).collect(),
+            Self::Each(items, _) => items.iter().map(Item::outcome).collect(),
+        }
+    }
+
+    /// The blocks one by one; `None` where they were released as a whole.
+    fn items(&mut self) -> Option<&mut Vec<Item>> {
+        if let Self::Whole(batch) = self {
+            if batch.is_released() {
+                return None;
+            }
+            let nothing = Self::Each(Vec::new(), Vec::new());
+            let Self::Whole(batch) = std::mem::replace(self, nothing) else {
+                unreachable!("it was whole")
+            };
+            *self = Self::each(batch.into_leases());
+        }
+        match self {
+            Self::Each(items, _) => Some(items),
+            Self::Whole(_) => unreachable!("it was taken apart"),
+        }
     }
 
     /// Unpins the blocks, whose flags are kept where somebody may still ask for them.
-    fn release_all(&self, keep_flags: bool) {
-        let mut items = self.items.lock();
+    fn release(&mut self, keep_flags: bool) {
+        let items = match self {
+            Self::Whole(batch) => return batch.release(),
+            Self::Each(items, _) => items,
+        };
         let owned = items.iter_mut().filter_map(|item| {
             if let Item::Miss(_) | Item::Released(_) = item {
                 return None;
@@ -73,14 +97,34 @@ impl Leases {
         });
         tiered_kv::Lease::release_all(owned);
     }
+}
 
-    fn outcomes(&self) -> Vec<Result<u8, MissReason>> {
-        self.items.lock().iter().map(Item::outcome).collect()
+/// What a `get` found. Dropping it, or `release`, unpins every block without a view alive.
+#[pyclass(frozen, module = "tiered_kv._core")]
+pub(crate) struct Leases {
+    /// Guards the leases against a release from another thread.
+    blocks: Mutex<Blocks>,
+    keys: usize,
+    #[pyo3(get)]
+    hits: usize,
+}
+
+impl Leases {
+    pub(crate) fn new(found: Found) -> Self {
+        let (keys, hits, blocks) = match found {
+            Found::Whole(batch) => (batch.len(), batch.hits(), Blocks::Whole(batch)),
+            Found::Each(leases) => (leases.items.len(), leases.hits(), Blocks::each(leases)),
+        };
+        Self { blocks: Mutex::new(blocks), keys, hits }
     }
 
     fn share(&self, index: &Bound<'_, PyAny>) -> PyResult<Option<Arc<tiered_kv::Lease>>> {
-        let at = args::place(index, self.sources.len(), args::BLOCK)?;
-        let mut items = self.items.lock();
+        let at = args::place(index, self.keys, args::BLOCK)?;
+        let mut blocks = self.blocks.lock();
+        let released = || PyBufferError::new_err("the leases were released");
+        let Some(items) = blocks.items() else {
+            return if at < self.hits { Err(released()) } else { Ok(None) };
+        };
         let item = &mut items[at];
         let lease = match std::mem::replace(item, Item::Released(0)) {
             Item::Own(lease) => Arc::new(lease),
@@ -88,7 +132,6 @@ impl Leases {
             other => {
                 let missed = matches!(other, Item::Miss(_));
                 *item = other;
-                let released = || PyBufferError::new_err("the leases were released");
                 return if missed { Ok(None) } else { Err(released()) };
             }
         };
@@ -100,7 +143,7 @@ impl Leases {
 #[pymethods]
 impl Leases {
     fn __len__(&self) -> usize {
-        self.sources.len()
+        self.keys
     }
 
     /// A read-only view of block `index`, or `None` for a miss.
@@ -149,31 +192,33 @@ impl Leases {
     /// Why each block was missed, `None` for a hit.
     #[getter]
     fn reasons<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        reasons(py, self.outcomes().iter())
+        reasons(py, self.blocks.lock().outcomes().iter())
     }
 
     /// Number of the tier that each block came from, 0 for a miss.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let items = self.items.lock();
-        let code = |(item, tier): (&Item, &Tier)| match item {
-            Item::Miss(_) => 0,
-            _ => *tier as u8,
+        let blocks = self.blocks.lock();
+        let code = |(at, outcome): (usize, &Result<u8, MissReason>)| match (&*blocks, outcome) {
+            (_, Err(_)) => 0,
+            (Blocks::Whole(_), Ok(_)) => Tier::Dram as u8,
+            (Blocks::Each(_, sources), Ok(_)) => sources[at] as u8,
         };
-        PyBytes::new(py, &items.iter().zip(&self.sources).map(code).collect::<Vec<_>>())
+        let outcomes = blocks.outcomes();
+        PyBytes::new(py, &outcomes.iter().enumerate().map(code).collect::<Vec<_>>())
     }
 
     /// Flags of each block: bit 0 chunk end, bit 1 computed by decode; 0 for a miss.
     #[getter]
     fn flags<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let flags = |outcome: Result<u8, _>| outcome.unwrap_or(0);
-        let flags: Vec<u8> = self.outcomes().into_iter().map(flags).collect();
+        let flags: Vec<u8> = self.blocks.lock().outcomes().into_iter().map(flags).collect();
         PyBytes::new(py, &flags)
     }
 
     /// Unpins every block that has no view alive; the others follow with their last view.
     fn release(&self) {
-        self.release_all(true);
+        self.blocks.lock().release(true);
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -190,13 +235,13 @@ impl Leases {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Leases: {} leading hits of {} keys>", self.hits, self.sources.len())
+        format!("<Leases: {} leading hits of {} keys>", self.hits, self.keys)
     }
 }
 
 impl Drop for Leases {
     fn drop(&mut self) {
-        self.release_all(false);
+        self.blocks.get_mut().release(false);
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tiered_kv::io_seams::Origin;
 use tiered_kv::{Error, ErrorKind, OpId, Result};
 
@@ -67,6 +67,8 @@ struct Entries {
     closed: bool,
     /// Nobody will drain any more: results are dropped as they come.
     abandoned: bool,
+    /// When the descriptor last became readable.
+    rung: Option<Instant>,
 }
 
 /// What a queue made of a call.
@@ -101,6 +103,7 @@ impl Queue {
             refused: 0,
             closed: false,
             abandoned: false,
+            rung: None,
         };
         let (entries, idle) = (Mutex::new(entries), Condvar::new());
         Ok(Self { wake, capacity, inline, origin: Origin::here(), entries, idle })
@@ -125,6 +128,7 @@ impl Queue {
         let was_empty = entries.done.is_empty();
         entries.done.push(completion);
         if was_empty {
+            entries.rung = Some(Instant::now());
             self.ring();
         }
     }
@@ -220,6 +224,11 @@ impl Queue {
         if entries.running.is_empty() {
             self.idle.notify_all();
         }
+    }
+
+    /// How long ago the descriptor last became readable, where it has.
+    pub(crate) fn rung_ago(&self) -> Option<Duration> {
+        self.entries.lock().rung.map(|rung| rung.elapsed())
     }
 
     /// What cancels a call in progress.

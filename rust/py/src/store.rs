@@ -6,6 +6,7 @@ use crate::channel::{Channel, submit};
 use crate::completion::{About, Done};
 use crate::errors::{OrRaise, invalid};
 use crate::hold::{self, Hold};
+use crate::leases::Leases;
 use crate::namespace::{Namespace, SpecArgs};
 use crate::operator::Operator;
 use crate::region::{self, Region, Target};
@@ -13,11 +14,12 @@ use crate::reports::{CloseReport, Lookup, PutReport};
 use crate::request::{ContextArgs, Request};
 use crate::reserve::Reservation;
 use crate::{config, info};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use tiered_kv::{Delete, GetOptions, Quota, Seams};
+use tiered_kv::{Delete, Found, GetOptions, Quota, Seams};
 
 /// A handle on a core, and the core's number in this process, by which namespaces, holds and
 /// requests tell where they belong.
@@ -225,12 +227,12 @@ impl Store {
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get", ns)?;
         let options = self.get_options(py, "get", timeout, req, hold)?;
-        let keys = args::keys("get", keys)?;
-        if let Some(leases) = self.shared.store.get_now(&ns.inner, &keys, &options).or_raise(py)? {
-            return Done::Get(leases).into_py(py);
+        let keys = args::shared_keys("get", keys)?;
+        if let Some(found) = self.shared.store.get_now(&ns.inner, &keys, &options).or_raise(py)? {
+            return Leases::new(found).into_py_any(py);
         }
         submit(py, &self.shared, channel, About::keys(keys.len()), |sink| {
-            let done = |leases| sink.complete(Done::Get(leases));
+            let done = |leases| sink.complete(Done::Get(Found::Each(leases)));
             self.shared.store.get_with(&ns.inner, &keys, &options, done)
         })
     }

@@ -1,8 +1,9 @@
 //! Deleting: keys, a namespace, what is old, and epochs.
 
-use crate::call::{Call, Op, Reply};
+use crate::call::{Call, Reply};
 use crate::machine::{DeleteReport, Doomed, Event, OpId, Outcome};
 use crate::namespace::Namespace;
+use crate::op::Op;
 use crate::store::Store;
 use std::time::Duration;
 use tiered_kv_types::{BlockKey, Result};

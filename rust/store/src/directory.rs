@@ -1,20 +1,19 @@
 //! One drive's directory: identity, lock, and what recovery reads from it.
 
-use crate::io::{JOURNAL, segment_name, segment_number};
-use crate::machine::{DriveId, DriveParts, Event, FoundSegment, Geometry};
+use crate::io::{JOURNAL, segment_number};
+use crate::machine::{DriveId, DriveParts, Geometry};
 use crate::names::{self, NAMES};
 use crate::seams::Seams;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tiered_kv_io::{AlignedBuf, DirLock, Disk, FileId, open_files_limit};
 use tiered_kv_types::checkpoint::MAX_CHECKPOINT_BYTES;
-use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
+use tiered_kv_types::record::{Decoded, RECORD_BYTES, SUPERBLOCK_BYTES};
 use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, decode_page};
 use tiered_kv_types::{
-    Checkpoint, Error, ErrorKind, FORMAT_VERSION, OnFormatMismatch, PAGE_BYTES, RecordHeader,
-    Result, SegmentHeader, StoreConfig, Superblock, Tombstone, hex,
+    Checkpoint, Error, ErrorKind, FORMAT_VERSION, OnFormatMismatch, PAGE_BYTES, Result,
+    StoreConfig, Superblock, Tombstone, hex,
 };
 
 pub(crate) const CHECKPOINT: &str = "checkpoint.tkv";
@@ -36,7 +35,7 @@ pub(crate) const MAX_JOURNAL_PAGES: u64 = 256;
 pub(crate) struct Drive {
     pub(crate) path: PathBuf,
     pub(crate) disk: Arc<dyn Disk>,
-    superblock: Superblock,
+    pub(crate) superblock: Superblock,
     pub(crate) geometry: Geometry,
     pub(crate) journal: FileId,
     pub(crate) journal_pages: u64,
@@ -312,145 +311,20 @@ pub(crate) fn read_journal(
     Ok((tombstones, used))
 }
 
-/// What recovery tells the machine of a directory.
-pub(crate) fn found_segments(
-    disk: &dyn Disk,
-    drive: DriveId,
-    geometry: &Geometry,
-    checkpoint: Option<Checkpoint>,
-) -> Result<Vec<Event>> {
-    let Looked { found, misfits } = look_at_segments(disk, drive, geometry, checkpoint)?;
-    for name in misfits {
-        // Beyond the capacity, or cut short by somebody: its space is given back.
-        tracing::warn!(name, "a segment file does not fit the store: removed");
-        disk.remove(&name)?;
-    }
-    Ok(found.into_iter().map(Event::Found).collect())
-}
-
-/// What the segments of a directory hold, and files that do not fit the geometry.
-pub(crate) struct Looked {
-    pub(crate) found: Vec<FoundSegment>,
-    pub(crate) misfits: Vec<String>,
-}
-
-/// Reads a directory's segments; changes nothing.
-pub(crate) fn look_at_segments(
-    disk: &dyn Disk,
-    drive: DriveId,
-    geometry: &Geometry,
-    checkpoint: Option<Checkpoint>,
-) -> Result<Looked> {
-    let mut looked = Looked { found: Vec::new(), misfits: Vec::new() };
-    let mut known = checkpoint.map(by_segment);
-    for (name, _) in disk.list()? {
-        let Some(segment) = segment_number(&name) else { continue };
-        let (file, bytes) = disk.open(&name)?;
-        if segment >= geometry.segments || bytes != geometry.segment_bytes {
-            looked.misfits.push(name);
-            continue;
-        }
-        let mut found = match &mut known {
-            Some(known) => known.remove(&segment).unwrap_or_default().found(segment, file),
-            None => read_segment(disk, geometry, segment, file),
-        };
-        found.drive = drive;
-        looked.found.push(found);
-    }
-    Ok(looked)
-}
-
-/// What a checkpoint says of one segment.
-#[derive(Default)]
-struct Known {
-    header: Option<SegmentHeader>,
-    records: Vec<(u32, RecordHeader)>,
-}
-
-impl Known {
-    fn found(self, segment: u32, file: FileId) -> FoundSegment {
-        let Self { header, records } = self;
-        FoundSegment { drive: 0, segment, file, header, records, damaged: 0 }
-    }
-}
-
-fn by_segment(checkpoint: Checkpoint) -> HashMap<u32, Known> {
-    let mut known: HashMap<u32, Known> = HashMap::new();
-    for header in checkpoint.segments {
-        known.entry(header.segment).or_default().header = Some(header);
-    }
-    let mut counts: HashMap<u32, usize> = HashMap::new();
-    for record in &checkpoint.records {
-        *counts.entry(record.segment).or_default() += 1;
-    }
-    for (segment, records) in counts {
-        known.entry(segment).or_default().records.reserve_exact(records);
-    }
-    for record in checkpoint.records {
-        known.entry(record.segment).or_default().records.push((record.slot, record));
-    }
-    known
-}
-
-/// The header and the table of one segment.
-pub(crate) fn read_segment(
-    disk: &dyn Disk,
-    geometry: &Geometry,
-    segment: u32,
-    file: FileId,
-) -> FoundSegment {
-    let mut found =
-        FoundSegment { drive: 0, segment, file, header: None, records: Vec::new(), damaged: 0 };
-    let read = |offset: u64, len: usize| -> Result<AlignedBuf> {
-        let mut buf = AlignedBuf::new(len)?;
-        let fault = |e| Error::from_io("open", segment_name(segment), e);
-        disk.read_at(file, offset, buf.as_mut_slice()).map_err(fault)?;
-        Ok(buf)
-    };
-    let page = read(0, SEGMENT_HEADER_BYTES);
-    let header = match page.as_ref().map(|page| SegmentHeader::decode(page.as_slice())) {
-        Ok(Decoded::Valid(header)) => header,
-        Ok(Decoded::Empty) => return found,
-        Ok(_) | Err(_) => {
-            found.damaged = 1;
-            return found;
-        }
-    };
-    let table = header.data_offset.saturating_sub(PAGE_BYTES);
-    let table = table.min(geometry.segment_bytes - PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
-    match read(PAGE_BYTES, usize::try_from(table).expect("a table fits in memory")) {
-        Ok(buf) => {
-            for (slot, bytes) in
-                buf.as_slice().chunks_exact(geometry.header_stride as usize).enumerate()
-            {
-                let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
-                match RecordHeader::decode(bytes) {
-                    Decoded::Valid(record) => found.records.push((slot, record)),
-                    Decoded::Empty => {}
-                    _ => found.damaged += 1,
-                }
-            }
-        }
-        Err(_) => found.damaged += 1,
-    }
-    found.header = Some(header);
-    found
-}
-
 impl Drive {
     /// Bytes of all segments.
     pub(crate) fn slot_bytes(&self) -> u64 {
         u64::from(self.geometry.segments) * self.geometry.segment_bytes
     }
 
-    /// The checkpoint of a clean close, if there is one. It is removed: from now on it is out of
-    /// date.
-    pub(crate) fn take_checkpoint(&self) -> Result<Option<Checkpoint>> {
+    /// The bytes of the checkpoint of a clean close, if there is one. It is removed: from now on
+    /// it is out of date.
+    pub(crate) fn take_checkpoint(&self) -> Result<Option<Vec<u8>>> {
         let Some(bytes) = self.disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES)? else {
             return Ok(None);
         };
         self.disk.remove(CHECKPOINT)?;
-        Ok(Checkpoint::decode(&self.superblock.store, &bytes).valid())
+        Ok(Some(bytes))
     }
 
     /// Writes what the drive holds, for the next open.

@@ -28,6 +28,11 @@ const INLINE_COPY_BYTES: u64 = 64 << 10;
 /// that their keys stay in the cache until then.
 pub(crate) const ACCESS_QUEUE: usize = 512;
 
+/// Accesses that one step takes in, so that no call waits long for those of others.
+const ACCESSES_A_STEP: usize = 32;
+/// As many in the queue as call for a step of their own, by the timer's thread.
+const ACCESSES_DUE: usize = ACCESS_QUEUE / 4;
+
 /// Numbers of the cores of this process, from 1.
 static NEXT_CORE: AtomicU64 = AtomicU64::new(1);
 
@@ -84,7 +89,7 @@ pub(crate) struct Core {
     pub(crate) io: Vec<IoBridge>,
     copies: WorkerPool,
     copy_threads: usize,
-    accesses: ArrayQueue<(u32, Vec<BlockKey>)>,
+    accesses: ArrayQueue<(u32, Arc<[BlockKey]>)>,
     timer: Timer,
     /// The process whose threads these are.
     origin: Origin,
@@ -215,7 +220,7 @@ impl Core {
 
     fn step(&self, state: &mut State, events: impl IntoIterator<Item = Event>) -> Work {
         let accessed = std::iter::from_fn(|| self.accesses.pop())
-            .take(ACCESS_QUEUE)
+            .take(ACCESSES_A_STEP)
             .map(|(ns, keys)| Event::Accessed { ns, keys });
         let State { machine, commands, events: file, .. } = state;
         machine.step(self.now(), accessed.chain(events), commands);
@@ -287,8 +292,8 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Counts one request's blocks, leaf first, with the next step.
-    pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Vec<BlockKey>) {
+    /// Counts one request's blocks, given root first, with the next step.
+    pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Arc<[BlockKey]>) {
         let n = keys.len() as u64;
         if let Err((ns, keys)) = self.accesses.push((ns, keys)) {
             // Full: taken in now if nobody else is in a step, else dropped and counted.
@@ -300,6 +305,10 @@ impl Core {
                 }
                 None => FastCounters::add(&self.fast.accesses_dropped, n),
             }
+        } else if self.accesses.len() == ACCESSES_DUE {
+            // Under the lock, so that the timer is either before its check or already waiting.
+            let _at = self.timer.at.lock();
+            self.timer.changed.notify_one();
         }
     }
 
@@ -316,7 +325,8 @@ impl Core {
         while let Some(core) = core.upgrade() {
             let mut at = core.timer.at.lock();
             let now = core.clock.now();
-            let due = at.is_some_and(|deadline| deadline <= now);
+            let due =
+                at.is_some_and(|deadline| deadline <= now) || core.accesses.len() >= ACCESSES_DUE;
             if !due {
                 // Bounded, so that a dropped store ends the thread soon.
                 let wait = at.map_or(MAX_NAP, |deadline| Duration::from_nanos(deadline - now));
@@ -343,6 +353,13 @@ impl Core {
         let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
         self.running.end();
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // A batch that outlives the core keeps its own blocks and no others.
+        self.index.clear();
     }
 }
 

@@ -1,9 +1,10 @@
 //! Holds, prefetch, and lookups of hybrid models.
 
-use crate::call::{Call, Op, Reply};
+use crate::call::{Call, Reply};
 use crate::driver::Core;
 use crate::machine::{Event, HoldId, Outcome};
 use crate::namespace::Namespace;
+use crate::op::Op;
 use crate::store::Store;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,17 +1,23 @@
 //! The read index: what a caller sees of every block, without waiting for the state machine.
 //!
-//! Sharded by key; a shard's lock guards only its own table and is held for one key at a time,
-//! never across I/O. The state machine alone writes to it, while it decides, so that the index
-//! never runs ahead of the data: an entry appears after its bytes and checksums are in place.
+//! Sharded by key into groups of tables. A group's lock guards its tables and is held for a few
+//! keys at a time, never across I/O; whoever looks up many keys holds all of them for that long,
+//! since a lock a key would cost more than the lookup. The state machine alone writes to it, while
+//! it decides, so that the index never runs ahead of the data: an entry appears after its bytes and
+//! checksums are in place.
+//!
+//! Batches leased as a whole ([`Ledger`]) pin their blocks through it: no copy leaves it before
+//! such a batch holds its own references.
 
+use crate::batch::Ledger;
+use crate::entries::{Entries, Entry};
+use crate::found::{in_parallel, recovery_threads};
 use crate::machine::DriveId;
-use crate::resident::Resident;
-use hashbrown::HashMap;
-use parking_lot::RwLock;
+use crate::resident::{FreedSlots, Resident};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, RwLock, RwLockReadGuard};
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tiered_kv_types::{BlockInfo, BlockKey, Tier};
+use tiered_kv_types::{BlockInfo, BlockKey, KEY_BYTES, Tier};
 
 /// A key and the namespace it lives in; compared whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,9 +32,20 @@ impl Hash for FullKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // The key is a digest: eight bytes of it and the namespace spread evenly. Comparison is
         // whole.
-        let mut head = [0; 8];
-        head.copy_from_slice(&self.key.0[..8]);
-        state.write_u64(u64::from_le_bytes(head) ^ u64::from(self.ns).rotate_left(32));
+        state.write_u64(head(self.ns, &self.key));
+    }
+}
+
+/// Eight bytes of the key, and the namespace.
+#[inline]
+pub(crate) fn head(ns: u32, key: &BlockKey) -> u64 {
+    let (words, _) = key.0.as_chunks::<8>();
+    u64::from_le_bytes(words[0]) ^ u64::from(ns).rotate_left(32)
+}
+
+impl Default for FullKey {
+    fn default() -> Self {
+        Self { ns: 0, key: BlockKey([0; KEY_BYTES]) }
     }
 }
 
@@ -56,20 +73,10 @@ impl Residency {
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Entry {
-    pub(crate) resident: Option<Arc<Resident>>,
-    /// The drive it is on.
-    pub(crate) on_nvme: Option<DriveId>,
-    pub(crate) loading: bool,
-    pub(crate) writing: u32,
-    pub(crate) info: BlockInfo,
-}
-
 impl Entry {
     /// `staging`: what is in memory only passes through, and counts for nothing.
     fn residency(&self, staging: bool, shut: &ShutDrives) -> Residency {
-        let on_drive = self.on_nvme.filter(|_| staging || self.resident.is_none());
+        let on_drive = self.on_nvme().filter(|_| staging || self.resident.is_none());
         if let Some(drive) = on_drive {
             if shut.contains(drive) {
                 Residency::Shut
@@ -87,10 +94,6 @@ impl Entry {
         } else {
             Residency::Absent
         }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.resident.is_none() && self.on_nvme.is_none() && !self.loading && self.writing == 0
     }
 }
 
@@ -120,30 +123,130 @@ impl ShutDrives {
     }
 }
 
-type Shard = RwLock<HashMap<FullKey, Entry, KeyHasher>>;
+/// Locks: all of them are taken by whoever looks up many keys, so few.
+const GROUPS: usize = 4;
+/// Tables behind one lock: one that grows is rehashed under it, so many.
+const TABLES: usize = 16;
+/// Keys that are looked up before a writer is let in.
+pub(crate) const KEYS_A_TURN: usize = 16;
 
-const SHARDS: usize = 64;
+/// Keys that one thread of a recovery adds before it looks for more.
+const RESTORED_TOGETHER: usize = 16 << 10;
+
+/// Where a key is: its group and its table there.
+#[inline]
+fn place(key: &BlockKey) -> (usize, usize) {
+    // A key is a digest, and the table inside hashes another part of it. Keys that are none crowd
+    // in one table, which is slower and nothing worse.
+    let byte = usize::from(key.0[8]);
+    (byte % GROUPS, byte / GROUPS % TABLES)
+}
+
+#[derive(Debug)]
+struct Group([Entries; TABLES]);
+
+impl Group {
+    #[inline]
+    fn get(&self, ns: u32, key: &BlockKey) -> Option<&Entry> {
+        self.0[place(key).1].get(ns, key)
+    }
+
+    fn resident(&self, key: &FullKey) -> Option<Arc<Resident>> {
+        self.get(key.ns, &key.key).and_then(|entry| entry.resident.clone())
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct ReadIndex {
-    shards: Vec<Shard>,
+    groups: [RwLock<Group>; GROUPS],
     /// There is no T1.
     staging: bool,
     shut: ShutDrives,
+    /// Batches leased as a whole.
+    pub(crate) ledger: Ledger,
+}
+
+/// The whole index, as long as no writer may change it.
+pub(crate) struct Tables<'a> {
+    groups: [RwLockReadGuard<'a, Group>; GROUPS],
+    index: &'a ReadIndex,
+}
+
+impl Tables<'_> {
+    #[inline]
+    fn get(&self, ns: u32, key: &BlockKey) -> Option<&Entry> {
+        self.groups[place(key).0].get(ns, key)
+    }
+
+    /// What a caller may know of `key`.
+    #[inline]
+    pub(crate) fn residency(&self, ns: u32, key: &BlockKey) -> (Residency, BlockInfo) {
+        self.index.residency_of(self.get(ns, key))
+    }
+
+    /// Pins the copy in memory, if there is one.
+    pub(crate) fn pin(&self, key: &FullKey) -> Option<Arc<Resident>> {
+        self.groups[place(&key.key).0].resident(key)
+    }
+
+    /// Pins the copy in memory, or tells where else the key is.
+    pub(crate) fn pin_or_residency(
+        &self,
+        key: &FullKey,
+    ) -> std::result::Result<Arc<Resident>, Residency> {
+        let entry = self.get(key.ns, &key.key);
+        let resident = entry.and_then(|entry| entry.resident.clone());
+        resident.ok_or_else(|| self.index.residency_of(entry).0)
+    }
+
+    /// The block's flags, where a copy is in memory; else where the key is.
+    #[inline]
+    pub(crate) fn resident_flags(
+        &self,
+        ns: u32,
+        key: &BlockKey,
+    ) -> std::result::Result<u8, Residency> {
+        match self.get(ns, key) {
+            Some(entry) if entry.resident.is_some() => Ok(entry.info.flags()),
+            entry => Err(self.index.residency_of(entry).0),
+        }
+    }
 }
 
 impl ReadIndex {
-    pub(crate) fn new(seed: u64, staging: bool) -> Self {
-        let hasher = KeyHasher::with_seed(seed);
-        let shard = |_| RwLock::new(HashMap::with_hasher(hasher.clone()));
-        Self { shards: (0..SHARDS).map(shard).collect(), staging, shut: ShutDrives::default() }
+    /// `freed`: whose books count what is leased.
+    pub(crate) fn new(seed: u64, staging: bool, freed: FreedSlots) -> Self {
+        let table = |_| Entries::new(seed);
+        let group = |_| RwLock::new(Group(std::array::from_fn(table)));
+        let (groups, ledger) = (std::array::from_fn(group), Ledger::new(freed));
+        Self { groups, staging, shut: ShutDrives::default(), ledger }
     }
 
-    /// Makes room for so many more keys.
-    pub(crate) fn reserve(&self, keys: usize) {
-        for shard in &self.shards {
-            shard.write().reserve(keys / SHARDS + keys / SHARDS / 8);
+    /// Adds `n` keys that are on drives, as a recovery has found them; `found` tells of each. The
+    /// caller's thread does `meanwhile` first.
+    pub(crate) fn restore(
+        &self,
+        n: usize,
+        found: impl Fn(usize) -> (FullKey, BlockInfo, DriveId) + Sync,
+        meanwhile: impl FnOnce(),
+    ) {
+        let add = |chunk: usize| {
+            let begin = chunk * RESTORED_TOGETHER;
+            for at in begin..n.min(begin + RESTORED_TOGETHER) {
+                let (key, info, drive) = found(at);
+                self.update(&key, |entry| {
+                    entry.info = info;
+                    entry.set_on_nvme(Some(drive));
+                });
+            }
+        };
+        let share = n / (GROUPS * TABLES);
+        for group in &self.groups {
+            for table in &mut group.write().0 {
+                table.reserve(share + share / 8);
+            }
         }
+        in_parallel(n.div_ceil(RESTORED_TOGETHER), recovery_threads(), add, meanwhile);
     }
 
     /// What is on a drive counts for nothing while it is shut.
@@ -152,74 +255,118 @@ impl ReadIndex {
     }
 
     #[inline]
-    fn shard(&self, key: &FullKey) -> &Shard {
-        // A key is a digest, and the table inside hashes another part of it. Keys that are none
-        // crowd in one shard, which is slower and nothing worse.
-        &self.shards[usize::from(key.key.0[8]) % SHARDS]
+    fn group(&self, key: &FullKey) -> &RwLock<Group> {
+        &self.groups[place(&key.key).0]
     }
 
-    /// What a caller may know of `key`.
-    pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
-        match self.shard(key).read().get(key) {
+    fn residency_of(&self, entry: Option<&Entry>) -> (Residency, BlockInfo) {
+        match entry {
             Some(entry) => (entry.residency(self.staging, &self.shut), entry.info),
             None => (Residency::Absent, BlockInfo::default()),
         }
     }
 
-    /// Pins the copy in memory, if there is one.
-    pub(crate) fn pin(&self, key: &FullKey) -> Option<Arc<Resident>> {
-        self.shard(key).read().get(key).and_then(|entry| entry.resident.clone())
+    /// The index for the lookup of several keys: writers wait until it is dropped.
+    #[inline]
+    pub(crate) fn read(&self) -> Tables<'_> {
+        Tables { groups: std::array::from_fn(|at| self.groups[at].read()), index: self }
     }
 
-    /// Pins the copy in memory, or tells where else the key is.
-    pub(crate) fn pin_or_residency(
-        &self,
-        key: &FullKey,
-    ) -> std::result::Result<Arc<Resident>, Residency> {
-        match self.shard(key).read().get(key) {
-            Some(entry) => {
-                entry.resident.clone().ok_or_else(|| entry.residency(self.staging, &self.shut))
-            }
-            None => Err(Residency::Absent),
+    /// The same without waiting for a lock.
+    pub(crate) fn try_read(&self) -> Option<Tables<'_>> {
+        let reversed = self.groups.iter().rev();
+        let mut guards = reversed.map_while(RwLock::try_read).collect::<Vec<_>>();
+        if guards.len() < GROUPS {
+            return None;
         }
+        let groups = std::array::from_fn(|_| guards.pop().expect("one a group"));
+        Some(Tables { groups, index: self })
+    }
+
+    /// What a caller may know of `key`.
+    pub(crate) fn residency(&self, key: &FullKey) -> (Residency, BlockInfo) {
+        self.residency_of(self.group(key).read().get(key.ns, &key.key))
+    }
+
+    /// Pins the copy in memory, if there is one.
+    pub(crate) fn pin(&self, key: &FullKey) -> Option<Arc<Resident>> {
+        self.group(key).read().resident(key)
     }
 
     /// Changes the entry of `key`, made if absent and dropped if nothing is left of it.
     pub(crate) fn update<R>(&self, key: &FullKey, change: impl FnOnce(&mut Entry) -> R) -> R {
-        let mut shard = self.shard(key).write();
-        let entry = shard.entry(*key).or_default();
+        let (at, table) = place(&key.key);
+        let mut group = self.groups[at].write();
+        let entry = group.0[table].entry(key);
+        let before = entry.resident.clone();
         let result = change(entry);
-        if entry.is_empty() {
-            shard.remove(key);
+        let empty = entry.is_empty();
+        if let Some(before) = before
+            && entry.resident.as_ref().is_none_or(|now| !Arc::ptr_eq(now, &before))
+        {
+            // Nobody can have begun a batch since: that takes the lock of every group.
+            self.settle(at, &group, Some((key, &before)));
+        }
+        if empty {
+            group.0[table].remove_empty(key);
         }
         result
     }
 
+    /// Has every batch leased as a whole hold its own references. `group` is locked for writing;
+    /// `gone` has just left it.
+    fn settle(&self, at: usize, group: &Group, gone: Option<(&FullKey, &Arc<Resident>)>) {
+        self.ledger.settle(|key| match gone {
+            Some((left, resident)) if left == key => Some(resident.clone()),
+            _ if place(&key.key).0 == at => group.resident(key),
+            // No other thread writes, so this waits for nobody.
+            _ => self.pin(key),
+        });
+    }
+
     /// Whether only the index holds the copy in memory, so that it could be evicted now.
     pub(crate) fn is_unpinned(&self, key: &FullKey) -> bool {
-        let shard = self.shard(key).read();
-        let resident = shard.get(key).and_then(|entry| entry.resident.as_ref());
+        if self.ledger.has_whole() {
+            self.settle_now();
+        }
+        let group = self.group(key).read();
+        let resident = group.get(key.ns, &key.key).and_then(|entry| entry.resident.as_ref());
         resident.is_some_and(|r| Arc::strong_count(r) == 1)
+    }
+
+    fn settle_now(&self) {
+        let tables = self.read();
+        self.ledger.settle(|key| tables.pin(key));
+    }
+
+    /// Forgets everything, at the end of the core. What is leased stays, as its lease says.
+    pub(crate) fn clear(&self) {
+        self.settle_now();
+        for group in &self.groups {
+            group.write().0.iter_mut().for_each(Entries::clear);
+        }
     }
 
     /// Takes the copy out of memory if nobody else holds it. The lock keeps a caller from pinning
     /// it between the check and the removal.
     pub(crate) fn evict(&self, key: &FullKey) -> bool {
-        let mut shard = self.shard(key).write();
-        let Some(entry) = shard.get_mut(key) else { return false };
+        let (at, table) = place(&key.key);
+        let mut group = self.groups[at].write();
+        self.settle(at, &group, None);
+        let Some(entry) = group.0[table].get_mut(key) else { return false };
         let Some(resident) = entry.resident.as_mut() else { return false };
         if Arc::get_mut(resident).is_none() {
             return false;
         }
         entry.resident = None;
         if entry.is_empty() {
-            shard.remove(key);
+            group.0[table].remove_empty(key);
         }
         true
     }
 
     /// Number of entries, for audits.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|s| s.read().len()).sum()
+        self.groups.iter().map(|g| g.read().0.iter().map(Entries::len).sum::<usize>()).sum()
     }
 }

@@ -18,7 +18,7 @@ use tiered_kv_io::{
 use tiered_kv_types::tombstone::JOURNAL_PAGE_BYTES;
 
 pub(crate) use parts::verify;
-use parts::{HeaderBuf, aligned, check, store};
+use parts::{HeaderBuf, aligned, check, commit, store};
 
 /// The name of the journal's file.
 pub(crate) const JOURNAL: &str = "journal.tkv";
@@ -341,13 +341,13 @@ impl IoBridge {
             .collect::<tiered_kv_types::Result<_>>()?;
         let token = self.track(Task::Headers { group }, bufs.len());
         let write =
-            |(file, offset, buf)| store(token, IoOp::Write { file, offset, buf: Arc::new(buf) });
+            |(file, offset, buf)| commit(token, IoOp::Write { file, offset, buf: Arc::new(buf) });
         Ok(bufs.into_iter().map(write).collect())
     }
 
     fn sync(&self, group: u64, files: BTreeSet<FileId>, batch: &mut Vec<IoRequest>) {
         let token = self.track(Task::Sync { group }, files.len());
-        batch.extend(files.into_iter().map(|file| store(token, IoOp::Sync { file })));
+        batch.extend(files.into_iter().map(|file| commit(token, IoOp::Sync { file })));
     }
 
     fn prepare(
@@ -362,7 +362,7 @@ impl IoBridge {
         let header = aligned(image)?;
         let token = self.track(Task::Create { segment }, 1);
         let (name, bytes) = (segment_name(segment), self.segment_bytes);
-        Ok(store(token, IoOp::Create { name, bytes, header, file: None }))
+        Ok(commit(token, IoOp::Create { name, bytes, header, file: None }))
     }
 
     fn rewrite(
@@ -374,7 +374,7 @@ impl IoBridge {
     ) -> tiered_kv_types::Result<IoRequest> {
         let buf = Arc::new(aligned(bytes)?);
         let token = self.track(Task::Rewrite { file, what, synced: false }, 1);
-        Ok(store(token, IoOp::Write { file, offset, buf }))
+        Ok(commit(token, IoOp::Write { file, offset, buf }))
     }
 
     /// Takes a completion; the last part of a task makes its event.
@@ -458,7 +458,7 @@ impl IoBridge {
             Task::Sync { group } => Event::Synced { group, drive, ok },
             Task::Rewrite { file, what, synced: false } if ok => {
                 let token = self.track(Task::Rewrite { file, what, synced: true }, 1);
-                let sync = store(token, IoOp::Sync { file });
+                let sync = commit(token, IoOp::Sync { file });
                 self.engine.get().expect("set at open").submit(vec![sync]);
                 return None;
             }

@@ -18,12 +18,16 @@
 
 mod answers;
 mod attach;
+mod batch;
 mod call;
 mod delete;
 mod direct;
 mod directory;
 mod driver;
+mod entries;
 mod event_file;
+mod found;
+mod hits;
 mod hold;
 mod index;
 mod inspect;
@@ -33,6 +37,7 @@ mod look;
 mod machine;
 mod names;
 mod namespace;
+mod op;
 mod open;
 mod operator;
 mod owner;
@@ -49,15 +54,25 @@ mod seams;
 pub mod sim;
 mod stats;
 mod store;
+mod sync;
 #[cfg(test)]
 mod unlocked;
+
+/// What fuzzing reaches of the inside. Release builds lack it.
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::attach::fuzzing::{message_seeds, messages};
+}
 
 pub use answers::{
     Attachable, DriveHealth, DriveState, GetOptions, Health, Leases, Lookup, LookupMode, OnStall,
 };
 pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
-pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, Op, PutReport};
+pub use batch::LeaseBatch;
+pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, PutReport};
 pub use delete::Delete;
+pub use hits::Found;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
 pub use log::{LogEntry, LogKind};
@@ -67,6 +82,7 @@ pub use machine::{
     SurveyRow, Usage,
 };
 pub use namespace::{Namespace, PutOptions};
+pub use op::Op;
 pub use open::OpenTimes;
 pub use operator::{
     BadSlab, CheckpointState, ClosedDrive, ClosedStore, Operator, Resized, Verified, Verify, resize,

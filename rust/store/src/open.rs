@@ -1,8 +1,9 @@
 //! Opening: the directory's identity, its lock, recovery, memory, and the threads.
 
-use crate::directory::{Drive, OpenFiles, found_segments, open_drive};
+use crate::directory::{Drive, OpenFiles, open_drive};
 use crate::driver::{Core, CoreParts};
 use crate::event_file::EventFile;
+use crate::found::{look_at_segments, recovery_threads};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{DriveId, Event, Geometry, Limits, Machine, Now, Parts};
@@ -16,7 +17,7 @@ use tiered_kv_io::{
     choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
-use tiered_kv_types::{Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
+use tiered_kv_types::{CheckpointView, Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
 
 /// Default of T1 where the configuration names none.
 const DEFAULT_DRAM_BYTES: u64 = 4 << 30;
@@ -56,7 +57,8 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     let arena = open_arena(&memory, config)?;
     let populate_s = populate.elapsed().as_secs_f64();
     let hasher = KeyHasher::with_seed(seams.entropy.next_u64());
-    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64(), staging));
+    let freed = FreedSlots::default();
+    let index = Arc::new(ReadIndex::new(seams.entropy.next_u64(), staging, freed.clone()));
     let capacity = arena.capacity_bytes();
     let part = |fraction: f64| (capacity as f64 * fraction) as u64;
     let drive_bytes: u64 = drives.iter().map(Drive::slot_bytes).sum();
@@ -69,7 +71,6 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         retry: nanos(config.drive_retry_s),
         scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
-    let freed = FreedSlots::default();
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
@@ -231,10 +232,14 @@ pub(crate) fn recover(
     let mut pages = 0;
     let mut tables_read = true;
     for (number, drive) in (0..).zip(drives) {
-        let checkpoint = drive.take_checkpoint()?;
-        tables_read &= checkpoint.is_none();
-        let disk = drive.disk.as_ref();
-        events.extend(found_segments(disk, number, &drive.geometry, checkpoint)?);
+        let bytes = drive.take_checkpoint()?;
+        let store = &drive.superblock.store;
+        let checkpoint = bytes.as_deref().and_then(|b| CheckpointView::decode(store, b).valid());
+        let (disk, threads) = (drive.disk.as_ref(), recovery_threads());
+        let looked = look_at_segments(disk, number, &drive.geometry, checkpoint, threads)?;
+        looked.remove_misfits(disk)?;
+        tables_read &= looked.tables_read;
+        events.extend(looked.found.into_iter().map(Event::Found));
         let found = drive.read_journal()?;
         tombstones.extend(found.0);
         pages = found.1.max(pages);

@@ -2,11 +2,12 @@
 
 use crate::answers::Attachable;
 use crate::attach::Listening;
-use crate::call::{Call, CloseReport, Op, Reply};
+use crate::call::{Call, CloseReport, Reply};
 use crate::directory::Drive;
 use crate::driver::Core;
 use crate::machine::{Event, Outcome};
 use crate::names::Names;
+use crate::op::Op;
 use crate::open::{OpenTimes, Opened};
 use crate::operator::Jobs;
 use crate::region::Regions;

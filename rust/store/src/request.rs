@@ -84,7 +84,7 @@ impl Request {
             }
         }
         for (ns, keys) in leaf_first {
-            self.core.count_access(ns, keys);
+            self.core.count_access(ns, keys.into_iter().rev().collect());
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Reserve and publish: fill the store's own memory in place, then make it visible.
 
-use crate::call::{Call, Op, PutReport, Reply};
+use crate::call::{Call, PutReport, Reply};
 use crate::machine::{Event, Outcome, PutItem, PutStatus};
 use crate::namespace::{Namespace, PutOptions};
+use crate::op::Op;
 use crate::resident::Filling;
 use crate::store::Store;
 use std::time::Duration;

@@ -7,10 +7,9 @@
 //! kernel still reads.
 
 use crate::machine::SlotId;
-use crossbeam_queue::SegQueue;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, SegQueue};
 use smallvec::SmallVec;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv_io::{ReadBuf, Slot, SlotMut, copy_checked, crc32c};
 use tiered_kv_types::BlockInfo;
 
@@ -30,6 +29,11 @@ impl Freed {
 
     pub(crate) fn pop(&self) -> Option<SlotId> {
         self.slots.pop()
+    }
+
+    /// So many bytes are leased no more.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.leased.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -340,11 +344,11 @@ impl Lease {
             if Arc::ptr_eq(books, &resident.freed) {
                 bytes += resident.bytes();
             } else {
-                resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
+                resident.freed.give_back(resident.bytes());
             }
         }
         if let Some(freed) = freed {
-            freed.leased.fetch_sub(bytes, Ordering::Relaxed);
+            freed.give_back(bytes);
         }
     }
 }
@@ -362,7 +366,7 @@ impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
         if let Some(resident) = &self.resident {
-            resident.freed.leased.fetch_sub(resident.bytes(), Ordering::Relaxed);
+            resident.freed.give_back(resident.bytes());
         }
     }
 }

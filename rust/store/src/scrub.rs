@@ -1,7 +1,8 @@
 //! Reading back everything durable.
 
-use crate::call::{Call, Op, Reply};
+use crate::call::{Call, Reply};
 use crate::machine::{Event, OpId, Outcome, ScrubReport};
+use crate::op::Op;
 use crate::store::Store;
 use std::time::Duration;
 use tiered_kv_types::Result;

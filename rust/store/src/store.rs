@@ -2,22 +2,22 @@
 
 use crate::answers::{GetOptions, Leases, Lookup, LookupMode, OnStall};
 use crate::call::{
-    BlockSource, Call, CloseReport, IntoReport, Op, PutReport, Reply, WriteBuf, WriteBufs,
+    BlockSource, Call, CloseReport, IntoReport, PutReport, Reply, WriteBuf, WriteBufs,
 };
 use crate::driver::{Core, in_caller};
-use crate::index::{FullKey, Residency};
+use crate::index::{KEYS_A_TURN, Residency};
 use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
 use crate::namespace::{Namespace, PutOptions};
+use crate::op::Op;
 use crate::owner::{Handle, Owner};
 use crate::request::{Request, RequestContext};
-use crate::resident::{Lease, Resident};
 use crate::seams::Seams;
 use crate::stats::FastCounters;
 use std::any::TypeId;
 use std::sync::Arc;
 use std::time::Duration;
 use tiered_kv_io::{Nanos, RegionSlot};
-use tiered_kv_types::{BlockKey, Error, ErrorKind, MissReason, Result, StoreConfig, Tier};
+use tiered_kv_types::{BlockKey, Error, ErrorKind, MissReason, Result, StoreConfig};
 
 /// A store of KV blocks over memory and NVMe: a handle on a core.
 ///
@@ -112,7 +112,8 @@ impl Store {
         options: &GetOptions,
         done: impl FnOnce(Leases) + Send + 'static,
     ) -> Result<Option<OpId>> {
-        if let Some(leases) = self.get_now(ns, keys, options)? {
+        self.check_get(ns)?;
+        if let Some(leases) = self.get_resident(ns, keys, options) {
             done(leases);
             return Ok(None);
         }
@@ -138,29 +139,6 @@ impl Store {
         Ok(Some(self.begin_get(ns, keys, options, call, GetTarget::Leases)))
     }
 
-    /// The whole answer of a [`Store::get`] for which nothing has to be waited; `None`, and nothing
-    /// is counted, where something has.
-    ///
-    /// # Errors
-    /// As [`Store::get`].
-    pub fn get_now(
-        &self,
-        ns: &Namespace,
-        keys: &[BlockKey],
-        options: &GetOptions,
-    ) -> Result<Option<Leases>> {
-        self.check_ns("get", ns)?;
-        self.check_dram("get", "leases")?;
-        let found = self.get_resident(ns, keys, options);
-        if found.is_some() {
-            FastCounters::add(&self.core.fast.requested, keys.len() as u64);
-            if let Some(hold) = options.hold {
-                self.core.drive([Event::Release { hold }]);
-            }
-        }
-        Ok(found)
-    }
-
     fn begin_get(
         &self,
         ns: &Namespace,
@@ -173,54 +151,6 @@ impl Store {
         let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
         let hold = options.hold;
         self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, count, hold })
-    }
-
-    /// The whole answer of a `get` where nothing has to be loaded, without the machine's lock.
-    fn get_resident(
-        &self,
-        ns: &Namespace,
-        keys: &[BlockKey],
-        options: &GetOptions,
-    ) -> Option<Leases> {
-        let fast = &self.core.fast;
-        let mut items = Vec::with_capacity(keys.len());
-        let (mut hits, mut bytes) = (0, 0);
-        for key in keys {
-            items.push(match self.core.index.pin_or_residency(&ns.full(*key)) {
-                Ok(resident) => {
-                    hits += 1;
-                    bytes += resident.bytes();
-                    Ok(resident)
-                }
-                Err(state) if state.is_hit() || state == Residency::Shut => return None,
-                Err(_) => Err(MissReason::Absent),
-            });
-        }
-        FastCounters::add(&fast.absent, keys.len() as u64 - hits);
-        // The books are kept once for the whole batch, as long as it is below the cap.
-        let budget = &self.core.budget;
-        let whole = budget.take(bytes);
-        let lease = |resident: Arc<Resident>| {
-            if whole {
-                return Ok(Lease::counted(resident));
-            }
-            budget.lease(resident).ok_or(MissReason::LeaseCap)
-        };
-        let items: Vec<_> = items.into_iter().map(|item| item.and_then(lease)).collect();
-        if !whole {
-            let leased = items.iter().filter_map(|item| item.as_ref().ok());
-            let (found, pinned) = (hits, bytes);
-            (hits, bytes) = leased.fold((0, 0), |(n, bytes), one| (n + 1, bytes + one.bytes()));
-            debug_assert!(bytes <= pinned);
-            FastCounters::add(&fast.lease_cap, found - hits);
-        }
-        FastCounters::add(&fast.dram_hits, hits);
-        FastCounters::add(&fast.dram_hit_bytes, bytes);
-        let leases = Leases { items, sources: vec![Tier::Dram; keys.len()] };
-        if hits > 0 && !options.in_request {
-            self.core.count_access(ns.number, keys.iter().rev().copied().collect());
-        }
-        Some(leases)
     }
 
     /// Brings blocks into the caller's buffers, verified. The buffers come back when neither the
@@ -459,15 +389,18 @@ impl Core {
         FastCounters::add(&self.fast.lookups, keys.len() as u64);
         let mut found = Lookup::default();
         let mut leading = true;
-        for key in keys {
-            let (state, info) = self.index.residency(&FullKey { ns, key: *key });
-            leading &= state.is_hit();
-            if mode == LookupMode::Prefix && !leading {
-                break;
+        for turn in keys.chunks(KEYS_A_TURN) {
+            let tables = self.index.read();
+            for key in turn {
+                let (state, info) = tables.residency(ns, key);
+                leading &= state.is_hit();
+                if mode == LookupMode::Prefix && !leading {
+                    return found;
+                }
+                found.hits += usize::from(leading);
+                found.states.push(state);
+                found.infos.push(info);
             }
-            found.hits += usize::from(leading);
-            found.states.push(state);
-            found.infos.push(info);
         }
         found
     }

@@ -4,8 +4,10 @@
 //! opened again, before anything else is written: one that is there describes exactly what the
 //! segments hold.
 
-use crate::codec::{Writer, array, triage, u32_at};
-use crate::record::{Decoded, RECORD_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::codec::{Writer, array, triage, u32_at, unused};
+use crate::record::{
+    Decoded, RECORD_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, record_segment,
+};
 
 const CHECKPOINT_MAGIC: &[u8; 8] = b"TKVCHK01";
 const HEAD_BYTES: usize = 64;
@@ -50,6 +52,28 @@ impl Checkpoint {
 
     /// Reads a checkpoint of this store; anything else is damaged.
     pub fn decode(store: &[u8; 16], bytes: &[u8]) -> Decoded<Self> {
+        CheckpointView::decode(store, bytes).then(|view| {
+            let records = (0..view.records()).map(|at| view.record(at)).collect();
+            match records {
+                Some(records) => Decoded::Valid(Self { segments: view.segments, records }),
+                None => Decoded::Damaged,
+            }
+        })
+    }
+}
+
+/// A sound checkpoint whose records are decoded one by one, as whoever reads a million of them in
+/// several threads wants it.
+#[derive(Clone, Debug)]
+pub struct CheckpointView<'a> {
+    /// Every segment that is cut into slots.
+    pub segments: Vec<SegmentHeader>,
+    records: &'a [u8],
+}
+
+impl<'a> CheckpointView<'a> {
+    /// Checks a checkpoint of this store as a whole; anything else is damaged.
+    pub fn decode(store: &[u8; 16], bytes: &'a [u8]) -> Decoded<Self> {
         triage(bytes, CHECKPOINT_MAGIC, HEAD_BYTES).then(|()| {
             let (head, body) = bytes.split_at(HEAD_BYTES);
             let (segments, records) = (u32_at(head, 32) as usize, u32_at(head, 36) as usize);
@@ -59,11 +83,12 @@ impl Checkpoint {
                 .and_then(|(a, b)| a.checked_add(b).map(|sum| (a, sum)));
             let Some((split, len)) = fits else { return Decoded::Damaged };
             let ours = array::<16>(head, 16) == *store;
-            if !ours || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
+            let clean = unused(head, [44..HEAD_BYTES]);
+            if !ours || !clean || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
                 return Decoded::Damaged;
             }
             let (segments, records) = body.split_at(split);
-            let mut out = Self::default();
+            let mut out = Self { segments: Vec::new(), records };
             for part in segments.chunks_exact(SEGMENT_PART) {
                 let mut whole = [0; SEGMENT_HEADER_BYTES];
                 whole[..SEGMENT_PART].copy_from_slice(part);
@@ -72,16 +97,35 @@ impl Checkpoint {
                 };
                 out.segments.push(segment);
             }
-            for part in records.chunks_exact(RECORD_PART) {
-                let mut whole = [0; RECORD_BYTES];
-                whole[..RECORD_PART].copy_from_slice(part);
-                let Decoded::Valid(record) = RecordHeader::decode(&whole) else {
-                    return Decoded::Damaged;
-                };
-                out.records.push(record);
-            }
             Decoded::Valid(out)
         })
+    }
+
+    /// How many records there are.
+    pub fn records(&self) -> usize {
+        self.records.len() / RECORD_PART
+    }
+
+    fn part(&self, at: usize) -> &[u8] {
+        &self.records[at * RECORD_PART..][..RECORD_PART]
+    }
+
+    /// The segment of a record, which may prove to be damaged.
+    ///
+    /// # Panics
+    /// Without such a record.
+    pub fn segment_of(&self, at: usize) -> u32 {
+        record_segment(self.part(at))
+    }
+
+    /// One record; `None` where it is damaged.
+    ///
+    /// # Panics
+    /// Without such a record.
+    pub fn record(&self, at: usize) -> Option<RecordHeader> {
+        let mut whole = [0; RECORD_BYTES];
+        whole[..RECORD_PART].copy_from_slice(self.part(at));
+        RecordHeader::decode(&whole).valid()
     }
 }
 
@@ -128,6 +172,8 @@ mod tests {
         let bytes = whole.encode(&store);
         assert_eq!(Checkpoint::decode(&store, &bytes), Decoded::Valid(whole));
         assert_eq!(Checkpoint::decode(&[0; 16], &bytes), Decoded::Damaged, "another store's");
+        let view = CheckpointView::decode(&store, &bytes).valid().expect("sound");
+        assert_eq!((view.records(), view.segment_of(2)), (3, 1));
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 4;

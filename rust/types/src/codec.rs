@@ -1,6 +1,10 @@
 //! Reading and writing the common head of every structure, and integers.
 
 use crate::record::{Decoded, FORMAT_VERSION};
+use std::ops::Range;
+
+/// As many as the longest structure has bytes.
+static ZEROS: [u8; 4096] = [0; 4096];
 
 pub(crate) struct Writer<'a>(pub(crate) &'a mut [u8]);
 
@@ -37,6 +41,12 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
+}
+
+/// Whether all of these bytes are zero, as what a structure does not use has to be: one that reads
+/// back is written with the very same bytes.
+pub(crate) fn unused<const N: usize>(bytes: &[u8], ranges: [Range<usize>; N]) -> bool {
+    ranges.into_iter().all(|range| bytes[range.clone()] == ZEROS[..range.len()])
 }
 
 /// Sorts a structure into empty, other version, damaged, or sound (`Valid(())`).

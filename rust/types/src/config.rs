@@ -216,7 +216,7 @@ impl StoreConfig {
     /// # Errors
     /// `Config`, naming the field and what it accepts.
     pub fn from_toml(text: &str, env: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
-        Self::from_table(text.parse().map_err(unreadable)?, env)
+        Self::from_table(text.parse().map_err(no_toml)?, env)
     }
 
     /// The same from fields that were read already.
@@ -384,13 +384,27 @@ fn is_field(name: &str) -> bool {
     StoreConfig::field_names().iter().any(|field| field == name)
 }
 
-/// The parser's message, with the field that it is about in front.
+/// The parser's message, which shows the place in the text.
+fn no_toml(e: toml::de::Error) -> Error {
+    Error::new(ErrorKind::Config, "config", e.to_string().trim_end())
+}
+
+/// Names and values come from anywhere: none of them breaks a message's line.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+/// What is wrong with a field's value, with the field in front.
 fn unreadable(e: toml::de::Error) -> Error {
     let text = e.to_string();
     let text = text.trim_end();
     match text.rsplit_once("\nin `") {
-        Some((what, field)) => bad(field.trim_end_matches('`'), what),
-        None => Error::new(ErrorKind::Config, "config", text),
+        Some((what, field)) => bad(&one_line(field.trim_end_matches('`')), one_line(what)),
+        None => Error::new(ErrorKind::Config, "config", one_line(text)),
     }
 }
 

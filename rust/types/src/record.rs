@@ -96,9 +96,16 @@ pub struct RecordHeader {
     pub tenant: [u8; 16],
 }
 
-use crate::codec::{Writer, array, triage, u16_at, u32_at, u64_at};
+use crate::codec::{Writer, array, triage, u16_at, u32_at, u64_at, unused};
+use crate::layout::MAX_BLOCK_BYTES;
 
 const FLAG_PARENT: u8 = 0x80;
+const SEGMENT_AT: usize = 128;
+
+/// The segment that a header's bytes name, sound or not.
+pub(crate) fn record_segment(bytes: &[u8]) -> u32 {
+    u32_at(bytes, SEGMENT_AT)
+}
 
 impl RecordHeader {
     /// The header's 512 bytes.
@@ -113,7 +120,7 @@ impl RecordHeader {
             w.put(96, &parent.0);
             flags |= FLAG_PARENT;
         }
-        w.put(128, &self.segment.to_le_bytes());
+        w.put(SEGMENT_AT, &self.segment.to_le_bytes());
         w.put(132, &self.slot.to_le_bytes());
         w.put(136, &self.class_epoch.to_le_bytes());
         w.put(140, &self.info.depth.to_le_bytes());
@@ -142,13 +149,21 @@ impl RecordHeader {
             let parts = u64_at(bytes, 200);
             let known_slab = slab < 64 && parts & (1 << slab) != 0;
             let Ok(checksum) = u32::try_from(checksum) else { return Decoded::Damaged };
-            if bytes[158] != CHECKSUM_CRC32C || !known_slab {
+            let payload_bytes = u64_at(bytes, 184);
+            let block_type = BlockType::from_u8(bytes[156]);
+            let known = bytes[158] == CHECKSUM_CRC32C
+                && known_slab
+                && (1..=MAX_BLOCK_BYTES).contains(&payload_bytes)
+                && block_type as u8 == bytes[156]
+                && flags & !(FLAG_PARENT | BlockInfo::FLAGS) == 0;
+            let parent = if flags & FLAG_PARENT == 0 { 96..128 } else { 0..0 };
+            if !known || !unused(bytes, [parent, 154..156, 159..160, 224..RECORD_BYTES]) {
                 return Decoded::Damaged;
             }
             let info = BlockInfo {
                 depth: u32_at(bytes, 140),
                 tokens: u32_at(bytes, 144),
-                block_type: BlockType::from_u8(bytes[156]),
+                block_type,
                 ..BlockInfo::default()
             };
             let mut record = Self {
@@ -156,7 +171,7 @@ impl RecordHeader {
                 namespace: NamespaceId(array(bytes, 32)),
                 key: BlockKey(array(bytes, 64)),
                 parent: (flags & FLAG_PARENT != 0).then(|| BlockKey(array(bytes, 96))),
-                segment: u32_at(bytes, 128),
+                segment: record_segment(bytes),
                 slot: u32_at(bytes, 132),
                 class_epoch: u32_at(bytes, 136),
                 info: info.with_flags(flags),
@@ -166,7 +181,7 @@ impl RecordHeader {
                 put_id: u64_at(bytes, 160),
                 generation: u64_at(bytes, 168),
                 stored_unix_ns: u64_at(bytes, 176),
-                payload_bytes: u64_at(bytes, 184),
+                payload_bytes,
                 checksum,
                 tenant: array(bytes, 208),
             };
@@ -239,6 +254,9 @@ impl SegmentHeader {
     /// Reads a segment header; the geometry is the reader's to check.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
         triage(bytes, SEGMENT_MAGIC, SEGMENT_HEADER_BYTES).then(|()| {
+            if !unused(bytes, [72..SEGMENT_HEADER_BYTES]) {
+                return Decoded::Damaged;
+            }
             Decoded::Valid(Self {
                 store: array(bytes, 16),
                 segment: u32_at(bytes, 32),
@@ -285,6 +303,9 @@ impl Superblock {
     /// Reads a superblock.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
         triage(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_BYTES).then(|()| {
+            if !unused(bytes, [56..SUPERBLOCK_BYTES]) {
+                return Decoded::Damaged;
+            }
             Decoded::Valid(Self {
                 store: array(bytes, 16),
                 drive: u32_at(bytes, 32),

@@ -94,7 +94,11 @@ pub struct BlockInfo {
 }
 
 impl BlockInfo {
+    /// The bits that [`BlockInfo::flags`] sets.
+    pub(crate) const FLAGS: u8 = 3;
+
     /// The flags as one byte: bit 0 chunk end, bit 1 computed by decode.
+    #[inline]
     pub const fn flags(&self) -> u8 {
         (self.chunk_end as u8) | ((self.computed as u8) << 1)
     }

@@ -3,7 +3,7 @@
 //! They lie in pages of 4 KiB in the journal of every drive, drawn in `docs/format.md`. A page is
 //! written once and never changed, so that adding tombstones never endangers those before them.
 
-use crate::codec::{Writer, array, triage, u32_at, u64_at};
+use crate::codec::{Writer, array, triage, u32_at, u64_at, unused};
 use crate::key::BlockKey;
 use crate::namespace::NamespaceId;
 use crate::record::Decoded;
@@ -89,14 +89,20 @@ pub fn decode_page(store: &[u8; 16], bytes: &[u8]) -> Decoded<Vec<Tombstone>> {
         if &bytes[16..32] != store || count > TOMBSTONES_PER_PAGE {
             return Decoded::Damaged;
         }
+        if !unused(bytes, [36..ENTRY_BYTES, ENTRY_BYTES * (count + 1)..JOURNAL_PAGE_BYTES]) {
+            return Decoded::Damaged;
+        }
         let mut tombstones = Vec::with_capacity(count);
         for index in 0..count {
             let at = ENTRY_BYTES * (index + 1);
-            let buried = match bytes[at + 80] {
-                1 => Buried::Key(BlockKey(array(bytes, at + 32))),
-                2 => Buried::StoredBefore(u64_at(bytes, at + 72)),
+            let (buried, other) = match bytes[at + 80] {
+                1 => (Buried::Key(BlockKey(array(bytes, at + 32))), at + 72..at + 80),
+                2 => (Buried::StoredBefore(u64_at(bytes, at + 72)), at + 32..at + 64),
                 _ => return Decoded::Damaged,
             };
+            if !unused(bytes, [other, at + 81..at + ENTRY_BYTES]) {
+                return Decoded::Damaged;
+            }
             let namespace = NamespaceId(array(bytes, at));
             let generation = u64_at(bytes, at + 64);
             tombstones.push(Tombstone { namespace, buried, generation });

@@ -10,7 +10,7 @@ use tiered_kv_types::{
 fn record() -> impl Strategy<Value = RecordHeader> {
     let keys = (any::<[u8; 32]>(), any::<[u8; 32]>(), proptest::option::of(any::<[u8; 32]>()));
     let numbers = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
-    let rest = (any::<u64>(), any::<u64>(), any::<u32>(), any::<(u16, u16)>(), 0u16..64);
+    let rest = (any::<u64>(), 1u64..=4 << 30, any::<u32>(), any::<(u16, u16)>(), 0u16..64);
     let info = (any::<u32>(), any::<u32>(), 0u8..5, any::<bool>(), any::<bool>());
     (keys, numbers, rest, info, any::<u64>(), any::<[u8; 16]>()).prop_map(
         |(keys, numbers, rest, info, parts, id)| RecordHeader {

@@ -35,7 +35,8 @@ const OP: &str = "open io_uring";
 /// How an io_uring engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UringConfig {
-    /// Operations that the kernel has at once; 2 to 4096. The rest waits, loads before stores.
+    /// Operations that the kernel has at once; 2 to 4096. The rest waits: loads go first, then
+    /// commits, then stores.
     pub depth: usize,
     /// How many of these may be stores; at least 1, less than `depth`, so that no number of
     /// stores keeps a load waiting.
@@ -117,11 +118,11 @@ impl UringEngine {
             let handler = Arc::new(move |request| help(&shared, &inbox, request));
             Workers::new("tkv-help", 1, threads, handler)
         };
-        let helpers = helpers.inspect_err(|_| end(&completions))?;
+        let helpers = helpers.inspect_err(|_| completions.end())?;
         let ring = Workers::new("tkv-ring", 1, threads, Arc::new(|job: Job| job()));
         let ring = ring.inspect_err(|_| {
-            end(&helpers);
-            end(&completions);
+            helpers.end();
+            completions.end();
         })?;
         let mut engine = Self {
             inbox,
@@ -178,12 +179,6 @@ impl UringEngine {
         let refused = |reason: String| Error::new(ErrorKind::Unsupported, OP, reason);
         made.recv().map_err(|_| refused("the ring's thread has panicked".into()))?.map_err(refused)
     }
-}
-
-/// Ends workers that have nothing to do.
-fn end<T: Send + 'static>(workers: &Workers<T>) {
-    workers.start_closing();
-    workers.wait_closed();
 }
 
 /// Performs what the ring cannot.
@@ -245,8 +240,8 @@ impl IoEngine for UringEngine {
         }
         self.ring.wait_closed();
         // Where the ring's thread has panicked nobody has told them.
-        end(&self.helpers);
-        end(&self.completions);
+        self.helpers.end();
+        self.completions.end();
     }
 }
 

@@ -23,6 +23,8 @@ use crate::pool::{Workers, panic_text};
 
 /// Marks the completion of the poll that wakes the thread; the other marks are places in `ops`.
 const WAKE: u64 = u64::MAX;
+/// How many commits the kernel may have beside its stores.
+const COMMIT_DEPTH: usize = 8;
 /// How long the thread rests when the kernel lacks memory for a submission.
 const REST: Duration = Duration::from_millis(1);
 
@@ -47,9 +49,11 @@ pub(super) struct Ring {
     ops: ManuallyDrop<Vec<Option<RingOp>>>,
     free: Vec<usize>,
     live_stores: usize,
+    live_commits: usize,
     /// Operations to be submitted once more.
     again: VecDeque<usize>,
     loads: VecDeque<IoRequest>,
+    commits: VecDeque<IoRequest>,
     stores: VecDeque<IoRequest>,
     scrubs: VecDeque<IoRequest>,
     done: Vec<IoDone>,
@@ -80,8 +84,10 @@ impl Ring {
             ops: ManuallyDrop::new(std::iter::repeat_with(|| None).take(depth).collect()),
             free: (0..depth).rev().collect(),
             live_stores: 0,
+            live_commits: 0,
             again: VecDeque::new(),
             loads: VecDeque::new(),
+            commits: VecDeque::new(),
             stores: VecDeque::new(),
             scrubs: VecDeque::new(),
             done: Vec::new(),
@@ -103,8 +109,9 @@ impl Ring {
         let left = self.parts.inbox.end();
         if let Err(cause) = ran {
             tracing::error!(%cause, "the io_uring ends before its work does");
+            let commits = self.commits.drain(..);
             let stores = self.stores.drain(..).chain(self.scrubs.drain(..));
-            let waiting = self.loads.drain(..).chain(stores);
+            let waiting = self.loads.drain(..).chain(commits).chain(stores);
             let failed = waiting.chain(left).map(|request| ended(request, Err(ring_ended(&cause))));
             self.done.extend(failed);
         } else {
@@ -119,6 +126,7 @@ impl Ring {
             for request in taken.requests {
                 match request.priority {
                     Priority::Load => self.loads.push_back(request),
+                    Priority::Commit => self.commits.push_back(request),
                     Priority::Store => self.stores.push_back(request),
                     Priority::Scrub => self.scrubs.push_back(request),
                 }
@@ -165,20 +173,39 @@ impl Ring {
         self.ops.len() - self.free.len()
     }
 
-    /// Puts as much into the ring as it may have: what was begun, then loads, then stores,
-    /// then scrubs.
+    /// Puts as much into the ring as it may have: what was begun, then loads, commits, stores,
+    /// scrubs. A commit needs no place among the stores: the next group waits for it, not it for
+    /// the next group.
     fn fill(&mut self) {
         while let Some(place) = self.again.pop_front() {
             self.enter(place);
         }
         while !self.free.is_empty() {
-            let may_store = self.live_stores < self.parts.config.store_depth;
-            let next = match self.loads.pop_front() {
-                None if may_store => self.stores.pop_front().or_else(|| self.scrubs.pop_front()),
-                next => next,
-            };
+            let store_depth = self.parts.config.store_depth;
+            let live = self.live_stores + self.live_commits;
+            // One place is never theirs, so that a load finds it.
+            let room = live + 1 < self.ops.len();
+            let may_store = room && self.live_stores < store_depth;
+            let may_commit = room && live < store_depth + COMMIT_DEPTH;
+            let mut next = self.loads.pop_front();
+            if may_commit {
+                next = next.or_else(|| self.commits.pop_front());
+            }
+            if may_store {
+                let waiting = || self.stores.pop_front().or_else(|| self.scrubs.pop_front());
+                next = next.or_else(waiting);
+            }
             let Some(request) = next else { return };
             self.start(request);
+        }
+    }
+
+    /// The count that operations of this priority are bounded by.
+    fn live_of(&mut self, priority: Priority) -> Option<&mut usize> {
+        match priority {
+            Priority::Load | Priority::Scrub => None,
+            Priority::Commit => Some(&mut self.live_commits),
+            Priority::Store => Some(&mut self.live_stores),
         }
     }
 
@@ -191,7 +218,9 @@ impl Ring {
         match prepare(request, &*self.parts.shared.disk, &self.buffers) {
             Prepared::Ring(mut op) => {
                 op.file_index = id.and_then(|id| self.files.index(&self.ring, id, &op.file));
-                self.live_stores += usize::from(op.priority == Priority::Store);
+                if let Some(live) = self.live_of(op.priority) {
+                    *live += 1;
+                }
                 let place = self.free.pop().expect("checked by the caller");
                 self.ops[place] = Some(op);
                 self.enter(place);
@@ -280,7 +309,9 @@ impl Ring {
                 Next::Ended(result) => {
                     let op = self.ops[place].take().expect("just seen");
                     self.free.push(place);
-                    self.live_stores -= usize::from(op.priority == Priority::Store);
+                    if let Some(live) = self.live_of(op.priority) {
+                        *live -= 1;
+                    }
                     self.done.push(op.end(result));
                     self.progress = None;
                 }

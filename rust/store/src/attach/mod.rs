@@ -6,6 +6,8 @@
 //! it, however the process ended.
 
 mod client;
+#[cfg(debug_assertions)]
+pub(crate) mod fuzzing;
 mod hold;
 mod link;
 mod protocol;

@@ -15,6 +15,11 @@ pub(super) fn store(token: u64, op: IoOp) -> IoRequest {
     IoRequest { token, priority: Priority::Store, op, cancel: None }
 }
 
+/// What more than itself waits for: a header, a sync, a tombstone, a segment's table.
+pub(super) fn commit(token: u64, op: IoOp) -> IoRequest {
+    IoRequest { token, priority: Priority::Commit, op, cancel: None }
+}
+
 /// Puts the slots back and checks every slab against the checksum that it was stored with.
 pub(crate) fn verify(
     mut filling: Filling,

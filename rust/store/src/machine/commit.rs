@@ -60,8 +60,12 @@ impl Machine {
         block: &'a Block,
         slots: &'a [SlotId],
     ) -> impl Iterator<Item = RecordHeader> + 'a {
-        let drive = &self.drives[usize::from(block.home)];
-        slots.iter().enumerate().map(move |(slab, slot)| RecordHeader {
+        (0..slots.len()).map(|slab| self.record_of(block, slots, slab))
+    }
+
+    fn record_of(&self, block: &Block, slots: &[SlotId], slab: usize) -> RecordHeader {
+        let (drive, slot) = (&self.drives[usize::from(block.home)], slots[slab]);
+        RecordHeader {
             store: drive.store,
             namespace: self.namespaces[block.key.ns as usize].id,
             key: block.key.key,
@@ -79,17 +83,25 @@ impl Machine {
             payload_bytes: block.slabs[slab].0,
             checksum: block.slabs[slab].1,
             tenant: block.tenant.0,
-        })
+        }
     }
 
-    /// What a drive holds, once nothing is in flight any more.
+    /// What a drive holds, once nothing is in flight any more: segment by segment, as the next
+    /// open takes it in.
     pub(crate) fn checkpoint(&self, drive: DriveId) -> Checkpoint {
-        let mut records = Vec::new();
-        for (_, block) in self.table.iter().filter(|(_, b)| !b.doomed && b.home == drive) {
+        let mut places: Vec<(SlotId, BlockId, usize)> = Vec::new();
+        for (id, block) in self.table.iter().filter(|(_, b)| !b.doomed && b.home == drive) {
             if let OnDrive::Durable(slots) = &block.drive {
-                records.extend(self.records_of(block, slots));
+                places.extend((0..).zip(slots).map(|(slab, slot)| (*slot, id, slab)));
             }
         }
+        places.sort_unstable();
+        let record = |(_, id, slab): &(SlotId, BlockId, usize)| {
+            let block = self.table.get(*id)?;
+            let OnDrive::Durable(slots) = &block.drive else { return None };
+            Some(self.record_of(block, slots, *slab))
+        };
+        let records = places.iter().filter_map(record).collect();
         let drive = &self.drives[usize::from(drive)];
         let segments = drive.slots.ready_segments().map(|segment| drive.segment_header(segment));
         Checkpoint { segments: segments.collect(), records }
@@ -212,7 +224,7 @@ impl Machine {
             return;
         }
         let (key, bytes, home) = (block.key, block.bytes(), block.home);
-        self.index.update(&key, |entry| entry.on_nvme = Some(home));
+        self.index.update(&key, |entry| entry.set_on_nvme(Some(home)));
         self.make_clean(id);
         self.admit_to_policy(id, Tier::Nvme);
         self.settle_writers(id, None);

@@ -2,7 +2,7 @@
 
 use super::alloc::Alloc;
 use super::put::policy_shape;
-use super::table::OnDrive;
+use super::table::{BlockTable, OnDrive};
 use super::{BlockId, DriveId, Machine, PutStatus, SlotId};
 use crate::log::LogKind;
 use crate::resident::Filling;
@@ -12,6 +12,30 @@ use tiered_kv_types::{MissReason, Tier, round_up_to_page};
 
 /// Most times that one allocation makes room.
 const MAX_EVICTIONS: usize = 64;
+
+/// Whether a block may be evicted from memory and from its drive.
+pub(super) struct Standings {
+    dram: Standing,
+    pub(super) drive: Standing,
+}
+
+/// Whether a block may be evicted: a clean leaf that nothing is in flight on. A held block does not
+/// leave its last tier.
+pub(super) fn standings(table: &BlockTable, id: BlockId) -> Option<Standings> {
+    let block = table.get(id)?;
+    let kin = table.kin(&block.key);
+    let idle = block.dirty.is_none() && !block.doomed;
+    let durable = block.is_durable();
+    let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
+    let drive = idle && durable && !block.is_being_read() && kin.drive == 0;
+    let drive = drive && (block.holds == 0 || block.in_dram);
+    let standing = |may: bool| match (may, block.orphan) {
+        (false, _) => Standing::Kept,
+        (true, true) => Standing::Orphan,
+        (true, false) => Standing::Candidate,
+    };
+    Some(Standings { dram: standing(dram), drive: standing(drive) })
+}
 
 impl Machine {
     /// Slots in memory for one block of a namespace: all of its slabs, or none.
@@ -180,7 +204,7 @@ impl Machine {
         usage.nvme_bytes -= bytes;
         slots.iter().for_each(|slot| self.drives[home].slots.free(*slot));
         if !doomed {
-            self.index.update(&key, |entry| entry.on_nvme = None);
+            self.index.update(&key, |entry| entry.set_on_nvme(None));
             self.policy.removed(Tier::Nvme, id);
             self.table.count_child(id, Tier::Nvme, false);
         }
@@ -203,7 +227,7 @@ impl Machine {
         self.make_clean(id);
         self.index.update(&key, |entry| {
             entry.resident = None;
-            entry.on_nvme = None;
+            entry.set_on_nvme(None);
             entry.loading = false;
         });
         if self.table.get(id).is_some_and(|b| b.in_dram) {
@@ -248,24 +272,11 @@ impl Machine {
         }
     }
 
-    /// Tells the policy whether the block may be evicted: a clean leaf that nothing is in flight
-    /// on. A held block does not leave its last tier.
+    /// Tells the policy whether the block may be evicted.
     pub(super) fn refresh(&mut self, id: BlockId) {
-        let Some(block) = self.table.get(id) else { return };
-        let kin = self.table.kin(&block.key);
-        let idle = block.dirty.is_none() && !block.doomed;
-        let durable = block.is_durable();
-        let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
-        let drive = idle && durable && !block.is_being_read() && kin.drive == 0;
-        let drive = drive && (block.holds == 0 || block.in_dram);
-        let orphan = block.orphan;
-        let standing = |may: bool| match (may, orphan) {
-            (false, _) => Standing::Kept,
-            (true, true) => Standing::Orphan,
-            (true, false) => Standing::Candidate,
-        };
-        self.policy.set_standing(Tier::Dram, id, standing(dram));
-        self.policy.set_standing(Tier::Nvme, id, standing(drive));
+        let Some(Standings { dram, drive }) = standings(&self.table, id) else { return };
+        self.policy.set_standing(Tier::Dram, id, dram);
+        self.policy.set_standing(Tier::Nvme, id, drive);
     }
 
     pub(super) fn refresh_with_parent(&mut self, id: BlockId) {

@@ -5,8 +5,8 @@ use super::{BlockId, Command, GetItem, GetTarget, HoldId, LoadFault, Machine, Op
 use crate::index::FullKey;
 use crate::log::LogKind;
 use crate::resident::{Filled, Resident};
+use crate::sync::Arc;
 use smallvec::SmallVec;
-use std::sync::Arc;
 use tiered_kv_io::{CancelFlag, Nanos};
 use tiered_kv_types::{BlockKey, MissReason, Tier};
 
@@ -186,7 +186,7 @@ impl Machine {
         // Marked first, so that making room does not evict what is about to be read.
         let block = self.table.get_mut(id).expect("mapped blocks exist");
         let cancel = CancelFlag::default();
-        block.load = Some(Load { cancel: cancel.clone(), ..Load::default() });
+        block.load = Some(Box::new(Load { cancel: cancel.clone(), ..Load::default() }));
         let key = block.key;
         let lens: SmallVec<[u64; 1]> = block.slabs.iter().map(|(len, _)| *len).collect();
         self.refresh(id);
@@ -212,7 +212,7 @@ impl Machine {
     ) {
         let Some(block) = self.table.get_mut(id) else { return };
         let (bytes, doomed, key, home) = (block.bytes(), block.doomed, block.key, block.home);
-        let Load { waiters, ahead, .. } = block.load.take().expect("a load ends once");
+        let Load { waiters, ahead, .. } = *block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
         self.read_ended(home, &result, out);
         if doomed {

@@ -2,9 +2,9 @@
 
 use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, ScrubReport};
 use crate::resident::{Filled, Filling, Resident};
+use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use tiered_kv_io::{CancelFlag, FileId, Nanos};
 use tiered_kv_types::{
     BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, TenantId, Tier, Tombstone,
@@ -244,10 +244,10 @@ pub(crate) enum Event {
         doomed: Doomed,
         deadline: Nanos,
     },
-    /// One request's blocks, leaf first.
+    /// One request's blocks, root first; the leaf is accessed first.
     Accessed {
         ns: u32,
-        keys: Vec<BlockKey>,
+        keys: Arc<[BlockKey]>,
     },
     Flush {
         op: OpId,

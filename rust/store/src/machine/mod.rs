@@ -50,6 +50,7 @@ use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::log::EventLog;
 use crate::resident::{EnteringBytes, FreedSlots};
 use crate::stats::Counters;
+use crate::sync::Arc;
 use drive::Drive;
 use flush::FlushOp;
 use get::GetOp;
@@ -58,7 +59,6 @@ use offload::Groups;
 use put::PutOp;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use table::BlockTable;
 use tiered_kv_io::{Arena, Nanos};
 use tiered_kv_policy::Policy;
@@ -427,7 +427,7 @@ impl Machine {
 
     /// One access a block, leaf first.
     fn accessed(&mut self, ns: u32, keys: &[tiered_kv_types::BlockKey]) {
-        for key in keys {
+        for key in keys.iter().rev() {
             if let Some(id) = self.table.id(&Self::full(ns, *key)) {
                 self.policy.accessed(id, self.now.mono);
             }

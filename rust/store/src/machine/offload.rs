@@ -174,7 +174,10 @@ impl Machine {
     fn choose_blocks(&mut self, out: &mut Vec<Command>) -> Vec<BlockId> {
         let mut blocks = Vec::new();
         let mut bytes = 0;
-        let waiting: Vec<BlockId> = self.dirty.values().copied().take(GROUP_BLOCKS).collect();
+        // Those of the groups under way are still dirty.
+        let waits = |id: &BlockId| self.table.get(*id).is_some_and(|b| b.drive == OnDrive::None);
+        let dirty = self.dirty.values().copied();
+        let waiting: Vec<BlockId> = dirty.filter(waits).take(GROUP_BLOCKS).collect();
         for id in waiting {
             if blocks.len() >= GROUP_BLOCKS || bytes >= GROUP_BYTES {
                 break;

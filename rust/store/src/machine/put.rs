@@ -4,9 +4,9 @@ use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
+use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use tiered_kv_io::Nanos;
 use tiered_kv_policy::Facts;
 use tiered_kv_types::{ComputedBy, MissReason, Tier};
@@ -16,6 +16,15 @@ use tiered_kv_types::{ComputedBy, MissReason, Tier};
 pub(super) fn policy_shape(tier: Tier, home: DriveId, shape: u32) -> u32 {
     let home = if tier == Tier::Dram { 0 } else { u32::from(home) + 1 };
     (home << 16) | shape
+}
+
+/// What the policy is told of a block that became resident in `tier`.
+pub(super) fn facts(tier: Tier, block: &Block) -> Facts {
+    Facts {
+        shape: policy_shape(tier, block.home, block.shape),
+        depth: block.info.depth,
+        block_type: block.info.block_type,
+    }
 }
 
 /// How soon puts that wait for room try again where nothing else happens.
@@ -355,12 +364,7 @@ impl Machine {
 
     pub(super) fn admit_to_policy(&mut self, id: BlockId, tier: Tier) {
         let block = self.table.get(id).expect("the caller holds a live block");
-        let facts = Facts {
-            shape: policy_shape(tier, block.home, block.shape),
-            depth: block.info.depth,
-            block_type: block.info.block_type,
-        };
-        self.policy.inserted(tier, id, &facts, self.now.mono);
+        self.policy.inserted(tier, id, &facts(tier, block), self.now.mono);
     }
 
     pub(super) fn make_dirty(&mut self, id: BlockId) {

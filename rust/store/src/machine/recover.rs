@@ -4,6 +4,8 @@
 //! all the parts of its block; the newest generation of a key wins. Payloads are verified on first
 //! read.
 
+use super::evict::standings;
+use super::put::facts;
 use super::table::{Block, OnDrive, Siblings};
 use super::{BlockId, DriveId, FoundSegment, Machine, SlotId};
 use crate::index::FullKey;
@@ -20,6 +22,8 @@ struct At {
     segment: u32,
     record: u32,
     ns: u32,
+    /// Of the whole key.
+    hash: u64,
 }
 
 /// A block that is believed, with its place in the order in which blocks are restored: older puts
@@ -72,26 +76,31 @@ impl Machine {
         for number in 0..found.segments.len() {
             self.sort_segment(number, &found, &mut believed);
         }
-        let mut winners = self.winners(&found, &believed);
+        let mut winners = Self::winners(&found, &believed);
         drop(believed);
         self.restore_segments(&found, &winners);
         winners.sort_unstable_by_key(|winner| winner.order);
         self.table.reserve(winners.len());
-        self.index.reserve(winners.len());
         let mut order: Vec<(u64, u64, BlockId)> = Vec::with_capacity(winners.len());
         for Winner { order: (stored, put, ..), parts } in winners {
             order.push((stored, put, self.restore_block(&found, &parts)));
         }
         drop(found);
         // Leaves first within a put, so that roots are younger.
-        for put in order.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
-            for (_, _, id) in put.iter().rev() {
-                self.admit_to_policy(*id, Tier::Nvme);
-            }
-        }
-        for (_, _, id) in order {
-            self.refresh(id);
-        }
+        order.chunk_by_mut(|a, b| (a.0, a.1) == (b.0, b.1)).for_each(<[_]>::reverse);
+        let (table, policy, now) = (&self.table, &mut self.policy, self.now.mono);
+        let block = |id: BlockId| table.get(id).expect("just restored");
+        let known = |at: usize| {
+            let block = block(order[at].2);
+            (block.key, block.info, block.home)
+        };
+        let of_policy = |(_, _, id): &(u64, u64, BlockId)| {
+            let standing = standings(table, *id).expect("just restored").drive;
+            (*id, facts(Tier::Nvme, block(*id)), standing)
+        };
+        self.index.restore(order.len(), known, || {
+            policy.restored(Tier::Nvme, &mut order.iter().map(of_policy), now);
+        });
     }
 
     /// Says which records of a segment are believed.
@@ -134,7 +143,8 @@ impl Machine {
             }
             let ns = self.namespace(record.namespace);
             let segment = u32::try_from(number).expect("fewer than 2^32 segments");
-            believed.push(At { segment, record: at, ns });
+            let hash = self.table.hash(&Self::full(ns, record.key));
+            believed.push(At { segment, record: at, ns, hash });
             self.next_generation = self.next_generation.max(record.generation.saturating_add(1));
             self.next_put = self.next_put.max(record.put_id.saturating_add(1));
         }
@@ -142,19 +152,18 @@ impl Machine {
 
     /// The blocks that are whole, each key's newest generation. Keys that are there once, in one
     /// part, as nearly all are, need no sorting by key.
-    fn winners(&self, found: &Found, believed: &[At]) -> Vec<Winner> {
+    fn winners(found: &Found, believed: &[At]) -> Vec<Winner> {
         let key = |at: &At| Self::full(at.ns, found.record(*at).key);
-        let hashes: Vec<u64> = believed.iter().map(|at| self.table.hash(&key(at))).collect();
-        let mut sorted = hashes.clone();
+        let mut sorted: Vec<u64> = believed.iter().map(|at| at.hash).collect();
         sorted.sort_unstable();
         let twice: HashSet<u64> =
             sorted.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
         drop(sorted);
         let mut winners = Vec::with_capacity(believed.len());
         let mut groups: BTreeMap<(FullKey, u64), SmallVec<[At; 1]>> = BTreeMap::new();
-        for (at, hash) in believed.iter().zip(&hashes) {
+        for at in believed {
             let record = found.record(*at);
-            if record.parts == 1 && record.slab == 0 && !twice.contains(hash) {
+            if record.parts == 1 && record.slab == 0 && !twice.contains(&at.hash) {
                 winners.push(found.winner(smallvec![*at]));
             } else {
                 groups.entry((key(at), record.generation)).or_default().push(*at);
@@ -216,14 +225,9 @@ impl Machine {
             siblings: Siblings::default(),
             doomed: false,
         };
-        let (key, info) = (block.key, block.info);
-        let bytes = block.bytes();
+        let (key, bytes) = (block.key, block.bytes());
         // Everything is refreshed once all blocks are back.
         let (id, _) = self.table.insert(block);
-        self.index.update(&key, |entry| {
-            entry.info = info;
-            entry.on_nvme = Some(home);
-        });
         self.table.count_child(id, Tier::Nvme, true);
         self.nvme_blocks += 1;
         let usage = self.usage_of(key.ns);

@@ -3,9 +3,10 @@
 use crate::index::{FullKey, KeyHasher};
 use crate::machine::{BlockId, DriveId, OpId, PutStatus, SlotId};
 use hashbrown::HashMap;
+use hashbrown::hash_table::{Entry, HashTable};
 use smallvec::SmallVec;
 use std::hash::BuildHasher as _;
-use tiered_kv_io::CancelFlag;
+use tiered_kv_io::{CancelFlag, prefer_huge_pages};
 use tiered_kv_types::{BlockInfo, BlockKey, TenantId, Tier, round_up_to_page};
 
 /// Where a block stands on the drive.
@@ -60,8 +61,8 @@ pub(crate) struct Block {
     pub(crate) home: DriveId,
     /// Position in the queue of blocks that wait to be durable.
     pub(crate) dirty: Option<u64>,
-    /// The load in flight, if there is one.
-    pub(crate) load: Option<Load>,
+    /// The load in flight, if there is one; beside the block, of which there are very many.
+    pub(crate) load: Option<Box<Load>>,
     /// Direct reads in flight.
     pub(crate) readers: u32,
     /// It is being read back and verified.
@@ -113,11 +114,18 @@ pub(crate) struct Kin {
     first: Option<BlockId>,
 }
 
+/// The key of a block that is there.
+fn key_of(blocks: &[Option<Block>], id: BlockId) -> &FullKey {
+    &blocks[id as usize].as_ref().expect("a block is mapped for as long as it is there").key
+}
+
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     blocks: Vec<Option<Block>>,
     free: Vec<BlockId>,
-    by_key: HashMap<FullKey, BlockId, KeyHasher>,
+    /// Numbers by the key of their block, which is not kept a second time.
+    by_key: HashTable<BlockId>,
+    hasher: KeyHasher,
     kin: HashMap<FullKey, Kin, KeyHasher>,
     orphans: u64,
 }
@@ -127,7 +135,8 @@ impl BlockTable {
         Self {
             blocks: Vec::new(),
             free: Vec::new(),
-            by_key: HashMap::with_hasher(hasher.clone()),
+            by_key: HashTable::new(),
+            hasher: hasher.clone(),
             kin: HashMap::with_hasher(hasher),
             orphans: 0,
         }
@@ -136,11 +145,13 @@ impl BlockTable {
     /// Makes room for so many more blocks.
     pub(crate) fn reserve(&mut self, blocks: usize) {
         self.blocks.reserve(blocks);
-        self.by_key.reserve(blocks);
+        prefer_huge_pages(self.blocks.spare_capacity_mut());
+        let (table, hasher) = (&self.blocks, &self.hasher);
+        self.by_key.reserve(blocks, |id| hasher.hash_one(key_of(table, *id)));
     }
 
     pub(crate) fn hash(&self, key: &FullKey) -> u64 {
-        self.by_key.hasher().hash_one(key)
+        self.hasher.hash_one(key)
     }
 
     /// Blocks that no root reaches.
@@ -159,7 +170,7 @@ impl BlockTable {
     }
 
     pub(crate) fn id(&self, key: &FullKey) -> Option<BlockId> {
-        self.by_key.get(key).copied()
+        self.by_key.find(self.hash(key), |id| *key_of(&self.blocks, *id) == *key).copied()
     }
 
     /// A block by its number, doomed ones included.
@@ -223,8 +234,7 @@ impl BlockTable {
                 BlockId::try_from(self.blocks.len() - 1).expect("fewer than 2^32 blocks")
             }
         };
-        let old = self.by_key.insert(key, id);
-        assert!(old.is_none(), "a key is removed before it is stored again");
+        self.map(&key, id);
         self.orphans += u64::from(orphan);
         if let Some(parent) = parent {
             let kin = self.kin.entry(parent).or_default();
@@ -234,6 +244,16 @@ impl BlockTable {
         }
         let adopted = if orphan { Vec::new() } else { self.set_orphans(&key, false) };
         (id, adopted)
+    }
+
+    fn map(&mut self, key: &FullKey, id: BlockId) {
+        let (hash, table, hasher) = (self.hash(key), &self.blocks, &self.hasher);
+        let same = |id: &BlockId| key_of(table, *id) == key;
+        let rehash = |id: &BlockId| hasher.hash_one(key_of(table, *id));
+        match self.by_key.entry(hash, same, rehash) {
+            Entry::Vacant(place) => _ = place.insert(id),
+            Entry::Occupied(_) => panic!("a key is removed before it is stored again"),
+        }
     }
 
     fn is_unreachable(&self, key: &FullKey) -> bool {
@@ -278,6 +298,9 @@ impl BlockTable {
     /// changed.
     fn set_orphans(&mut self, key: &FullKey, orphan: bool) -> Vec<BlockId> {
         let mut changed = Vec::new();
+        if self.kin(key).first.is_none() {
+            return changed;
+        }
         let mut parents = vec![*key];
         while let Some(parent) = parents.pop() {
             let mut at = self.kin(&parent).first;
@@ -305,7 +328,9 @@ impl BlockTable {
         }
         let (key, parent) = (block.key, block.parent_key());
         self.orphans -= u64::from(std::mem::take(&mut block.orphan));
-        self.by_key.remove(&key);
+        if let Ok(mapped) = self.by_key.find_entry(self.hash(&key), |mapped| *mapped == id) {
+            mapped.remove();
+        }
         if let Some(parent) = parent {
             self.unlink(id, &parent);
             self.change_kin(parent, |kin| kin.all -= 1);

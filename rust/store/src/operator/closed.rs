@@ -2,7 +2,8 @@
 //! drives.
 
 use super::answers::{Question, Reply, append_unmet, read, unmet};
-use crate::directory::{Looked, SEGMENTS_MOST, look_at_segments};
+use crate::directory::SEGMENTS_MOST;
+use crate::found::{Looked, look_at_segments, recovery_threads};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::{JOURNAL, segment_number};
 use crate::look::{checkpoint_in, journal_in, superblock_in};
@@ -16,7 +17,8 @@ use std::sync::Arc;
 use tiered_kv_io::{Arena, ArenaConfig, DirLock, Disk, Nanos, ReadOnlyDisk};
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{
-    Error, ErrorKind, IoBackend, NamespaceId, PAGE_BYTES, Result, StoreConfig, Superblock, hex,
+    CheckpointView, Error, ErrorKind, IoBackend, NamespaceId, PAGE_BYTES, Result, StoreConfig,
+    Superblock, hex,
 };
 
 /// Memory of a store that is opened only to delete from it.
@@ -203,15 +205,15 @@ fn read_drive(
         header_stride: superblock.header_stride,
     };
     let there = checkpoint_in(disk)?;
-    let checkpoint = there
-        .as_deref()
-        .and_then(|bytes| tiered_kv_types::Checkpoint::decode(&superblock.store, bytes).valid());
-    let state = match (&checkpoint, there.is_some()) {
-        (Some(_), _) => CheckpointState::Sound,
-        (None, true) => CheckpointState::Damaged,
-        (None, false) => CheckpointState::Absent,
+    let store = &superblock.store;
+    let checkpoint = there.as_deref().and_then(|b| CheckpointView::decode(store, b).valid());
+    let Looked { found, misfits, tables_read } =
+        look_at_segments(disk, number, &geometry, checkpoint, recovery_threads())?;
+    let state = match (tables_read, there.is_some()) {
+        (false, _) => CheckpointState::Sound,
+        (true, true) => CheckpointState::Damaged,
+        (true, false) => CheckpointState::Absent,
     };
-    let Looked { found, misfits } = look_at_segments(disk, number, &geometry, checkpoint)?;
     let (tombstones, journal_pages) = journal_in(disk, JOURNAL, &superblock.store)?;
     let drive = ClosedDrive {
         path: dir.to_path_buf(),
@@ -242,7 +244,7 @@ fn idle_machine(drives: &[ClosedDrive], seams: &Seams) -> Result<Machine> {
     };
     Ok(Machine::new(Parts {
         arena: Arena::new(arena)?,
-        index: Arc::new(ReadIndex::new(seams.entropy.next_u64(), false)),
+        index: Arc::new(ReadIndex::new(seams.entropy.next_u64(), false, FreedSlots::default())),
         freed: FreedSlots::default(),
         policy: Box::new(Lru::new()),
         limits: Limits {

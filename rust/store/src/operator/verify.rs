@@ -1,7 +1,7 @@
 //! Reading every payload of a closed store and checking it.
 
 use super::{ClosedStore, Operator, Way};
-use crate::directory::read_segment;
+use crate::found::read_segment;
 use crate::machine::{DriveId, SlabPlace};
 use std::collections::HashMap;
 use std::path::PathBuf;

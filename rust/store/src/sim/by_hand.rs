@@ -1,7 +1,7 @@
 //! Single decisions of the machine, with its commands performed by hand.
 
 use super::crash_points::bench::{Bench, Order, blank};
-use crate::machine::{Command, Event, Outcome, PutItem};
+use crate::machine::{Command, Event, Outcome, PutItem, Quota};
 use std::sync::Arc;
 use tiered_kv_io::{Disk, MemDisk};
 use tiered_kv_types::{
@@ -170,4 +170,49 @@ fn a_block_that_was_evicted_from_its_drive_and_written_again_is_found_once() {
     assert_eq!(bench.machine.counters.recovered, 1);
     let audit = bench.machine.audit();
     assert_eq!((audit.nvme_used_bytes, audit.faults), (8192, Vec::new()));
+}
+
+fn quota(bench: &mut Bench, dram_bytes: Option<u64>, nvme_bytes: Option<u64>) {
+    let quota = Quota { dram_bytes, nvme_bytes };
+    assert_eq!(bench.machine.set_quota(bench.ns[0], quota), Some(true));
+    bench.settle();
+}
+
+#[test]
+fn a_block_that_leaves_its_drive_while_in_memory_leaves_no_header_there() {
+    let disks = disks();
+    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
+    bench.put(0, vec![item(1, None)], &[1]);
+    bench.settle();
+    quota(&mut bench, None, Some(0));
+    quota(&mut bench, None, None);
+    // The next group of the drive zeroes it.
+    bench.put(0, vec![item(2, None)], &[2]);
+    bench.settle();
+    drop(bench);
+    let bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
+    let found =
+        bench.machine.checkpoint(0).records.len() + bench.machine.checkpoint(1).records.len();
+    assert_eq!(found, 1, "what is written to other slots now would be found twice");
+}
+
+#[test]
+fn tombstones_retire_once_no_header_is_left_that_they_cover() {
+    let disks = disks();
+    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
+    bench.put(0, vec![item(1, None)], &[1]);
+    bench.settle();
+    // Out of memory, then off its drive: nobody asks for it any more, and its header stays.
+    quota(&mut bench, Some(0), None);
+    quota(&mut bench, None, Some(0));
+    quota(&mut bench, None, None);
+    let ns = bench.ns[0];
+    while bench.machine.counters.tombstones_retired == 0 {
+        let doomed = crate::machine::Doomed::Keys(vec![key(1)]);
+        bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
+        bench.settle();
+    }
+    drop(bench);
+    let mut bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
+    assert_eq!(bench.get(0, key(1)), Err(MissReason::Absent), "a deleted block came back");
 }

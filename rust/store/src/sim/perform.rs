@@ -32,7 +32,8 @@ impl World {
                 self.back(op, item, Buffer::Slot(slot));
                 Event::LoadedInto { op, item, block, result }
             }
-            Command::Load { block, cancel, .. } if cancel.is_set() => {
+            // Or the device had it before it was dropped, and it ends as any other.
+            Command::Load { block, cancel, .. } if cancel.is_set() && self.draw(2) == 0 => {
                 Event::LoadDone { block, result: Err(LoadFault::Cancelled) }
             }
             Command::Load { block, drive, reads, mut into, .. } => {

@@ -5,7 +5,8 @@ use super::faults::{Fault, Place};
 use super::memory::{REGION_SLOTS, fresh_slots};
 use super::oracle::Found;
 use super::world::{DRIVE, JOURNAL_PAGES, MEMORY, STORE, World, quota_of, version_of};
-use crate::directory::{found_segments, open_journal, read_journal};
+use crate::directory::{open_journal, read_journal};
+use crate::found::look_at_segments;
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::io::segment_name;
 use crate::log::{LogEntry, LogKind};
@@ -141,7 +142,10 @@ impl World {
             let fails_at = if self.calm { u64::MAX } else { self.draw(60) };
             let failed = fail_one_read(&self.disks[number], fails_at);
             let disk = &self.disks[number];
-            events.extend(found_segments(disk, drive, &DRIVE, None).expect("only misses"));
+            // One thread: the reads, of which one fails, come in the same order in every run.
+            let looked = look_at_segments(disk, drive, &DRIVE, None, 1).expect("only misses");
+            looked.remove_misfits(disk).expect("the simulated disk removes");
+            events.extend(looked.found.into_iter().map(Event::Found));
             disk.set_fault(None);
             let (file, used) = open_journal(disk, JOURNAL_PAGES).expect("there is room");
             let (found, last) = read_journal(disk, file, used, &STORE).expect("reads");
@@ -239,7 +243,7 @@ pub(super) fn machine(
 ) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
-    let index = Arc::new(ReadIndex::new(1, staging));
+    let index = Arc::new(ReadIndex::new(1, staging, FreedSlots::default()));
     let mut machine = Machine::new(Parts {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),

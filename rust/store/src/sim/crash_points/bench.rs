@@ -346,7 +346,7 @@ fn machine(drives: &[Drive], staging: bool) -> (Machine, Arc<ReadIndex>) {
     let capacity = MEMORY.segment_bytes * u64::from(MEMORY.segments);
     let mut arena = ArenaConfig::new(capacity);
     arena.huge_pages = false;
-    let index = Arc::new(ReadIndex::new(1, staging));
+    let index = Arc::new(ReadIndex::new(1, staging, FreedSlots::default()));
     let machine = Machine::new(Parts {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),

@@ -1,0 +1,123 @@
+//! The structures on a drive. The bytes are tried as they are, and with the seal of a sound
+//! structure put on them: a checksum would keep the fuzzer out of everything behind it.
+
+use crate::seeds::STORE;
+use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
+use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, TOMBSTONES_PER_PAGE};
+use tiered_kv_types::{
+    Checkpoint, FORMAT_VERSION, RecordHeader, SegmentHeader, Superblock, tombstone,
+};
+
+/// Puts magic, version and checksum on a structure of `len` bytes; `None` where it is too short.
+pub(crate) fn sealed(data: &[u8], magic: &[u8; 8], len: usize) -> Option<Vec<u8>> {
+    let mut bytes = data.get(..len)?.to_vec();
+    bytes[..8].copy_from_slice(magic);
+    bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..]);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    Some(bytes)
+}
+
+/// Whatever reads back is written with the same bytes, and no flipped bit is taken for sound.
+fn check(bytes: &[u8], len: usize, again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    let Some(encoded) = again(bytes) else { return };
+    assert_eq!(encoded, bytes[..len], "what parses is written with the same bytes");
+    // Bits that follow from the bytes, so that one input is one run.
+    let mut at = crc32c::crc32c(bytes) as usize;
+    for _ in 0..64 {
+        let mut flipped = bytes.to_vec();
+        at = at.wrapping_mul(0x9e37_79b1).wrapping_add(12_345) % (len * 8);
+        flipped[at / 8] ^= 1 << (at % 8);
+        assert!(again(&flipped).is_none(), "bit {at} was flipped and nobody noticed");
+    }
+}
+
+fn fixed(data: &[u8], magic: &[u8; 8], len: usize, again: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    check(data, len, &again);
+    // Short ones, and the rest of a longer one, are as the writer leaves them: zero.
+    let mut whole = data[..data.len().min(len)].to_vec();
+    whole.resize(len, 0);
+    check(&sealed(&whole, magic, len).expect("long enough"), len, &again);
+}
+
+pub(crate) fn record(data: &[u8]) {
+    fixed(data, b"TKVREC01", RECORD_BYTES, |bytes| {
+        let record = RecordHeader::decode(bytes).valid()?;
+        assert!(record.slab < 64 && record.parts & (1 << record.slab) != 0);
+        assert!((1..=4 << 30).contains(&record.payload_bytes), "a payload is bounded");
+        Some(record.encode().to_vec())
+    });
+}
+
+pub(crate) fn segment(data: &[u8]) {
+    fixed(data, b"TKVSEG01", SEGMENT_HEADER_BYTES, |bytes| {
+        Some(SegmentHeader::decode(bytes).valid()?.encode().to_vec())
+    });
+}
+
+pub(crate) fn superblock(data: &[u8]) {
+    fixed(data, b"TKVSUP01", SUPERBLOCK_BYTES, |bytes| {
+        Some(Superblock::decode(bytes).valid()?.encode().to_vec())
+    });
+}
+
+pub(crate) fn journal(data: &[u8]) {
+    let read = |bytes: &[u8]| {
+        let tombstones = tombstone::decode_page(&STORE, bytes).valid()?;
+        assert!(tombstones.len() <= TOMBSTONES_PER_PAGE);
+        Some(tombstone::encode_page(&STORE, &tombstones).to_vec())
+    };
+    fixed(data, b"TKVTMB01", JOURNAL_PAGE_BYTES, read);
+    // The store's identity is part of what is checked: given, as in what the store has written.
+    let mut ours = data.to_vec();
+    ours.resize(JOURNAL_PAGE_BYTES, 0);
+    ours[16..32].copy_from_slice(&STORE);
+    fixed(&ours, b"TKVTMB01", JOURNAL_PAGE_BYTES, read);
+}
+
+const HEAD_BYTES: usize = 64;
+const SEGMENT_PART: usize = 72;
+const RECORD_PART: usize = 224;
+
+pub(crate) fn checkpoint(data: &[u8]) {
+    let again = |bytes: &[u8]| match Checkpoint::decode(&STORE, bytes) {
+        Decoded::Valid(checkpoint) => {
+            let parts =
+                checkpoint.segments.len() * SEGMENT_PART + checkpoint.records.len() * RECORD_PART;
+            assert_eq!(HEAD_BYTES + parts, bytes.len(), "no more than the file has");
+            Some(checkpoint.encode(&STORE))
+        }
+        _ => None,
+    };
+    check(data, data.len(), again);
+    if let Some(bytes) = sealed_checkpoint(data) {
+        check(&bytes, bytes.len(), again);
+    }
+}
+
+/// A checkpoint whose seals are all sound: the head's, and each part's.
+fn sealed_checkpoint(data: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = data.to_vec();
+    let (head, body) = bytes.split_at_mut_checked(HEAD_BYTES)?;
+    head[16..32].copy_from_slice(&STORE);
+    let count = |at: usize| head[at..at + 4].try_into().map(u32::from_le_bytes);
+    let segments = count(32).ok()? as usize;
+    let split = segments.checked_mul(SEGMENT_PART).filter(|split| *split <= body.len())?;
+    let (segments, records) = body.split_at_mut(split);
+    seal_parts(segments, SEGMENT_PART, b"TKVSEG01", SEGMENT_HEADER_BYTES);
+    seal_parts(records, RECORD_PART, b"TKVREC01", RECORD_BYTES);
+    let crc = crc32c::crc32c(body);
+    head[40..44].copy_from_slice(&crc.to_le_bytes());
+    let head = sealed(head, b"TKVCHK01", HEAD_BYTES)?;
+    bytes[..HEAD_BYTES].copy_from_slice(&head);
+    Some(bytes)
+}
+
+fn seal_parts(body: &mut [u8], part: usize, magic: &[u8; 8], len: usize) {
+    for bytes in body.chunks_exact_mut(part) {
+        let mut whole = bytes.to_vec();
+        whole.resize(len, 0);
+        let whole = sealed(&whole, magic, len).expect("as long as it has to be");
+        bytes.copy_from_slice(&whole[..part]);
+    }
+}

@@ -1,0 +1,1 @@
+"""What the caches of transformers really hold, beside what the sizing says."""
