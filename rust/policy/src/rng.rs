@@ -11,7 +11,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,11 +21,11 @@ impl Rng {
 
     /// A number below `bound`, which is not zero.
     pub fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+        ((u128::from(self.draw()) * bound as u128) >> 64) as usize
     }
 
     /// A number from zero to one, without one.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

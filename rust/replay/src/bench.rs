@@ -46,7 +46,7 @@ pub struct Outcome {
     pub seed: u64,
     /// Percent of the prompts' blocks that were hits.
     pub hit_pct: f64,
-    /// Percent of the work of all prompts that hits saved: a token costs more the longer its prefix.
+    /// Percent of the work of all prompts that hits saved: a token costs more behind a long prefix.
     pub cost_saved_pct: f64,
     /// Processor time of all bookkeeping and of unpacking the trace, over the accesses of prompts.
     pub ns_per_block: f64,

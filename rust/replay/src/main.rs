@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Report, TRIED, Trace};
 use tiered_kv_replay::{generate, jobs, known, read_path, run, table};
 
-const USAGE: &str = "usage: tiered-kv-replay TRACE|generate:KIND[:REQUESTS[:SEED]] [--capacity 0.5,1,2,3,5,10,20] [--policies all]
+const USAGE: &str = "usage: tiered-kv-replay TRACE | generate:KIND[:REQUESTS[:SEED]]
+    [--capacity 0.5,1,2,3,5,10,20] [--policies all|ablation|tried|NAME,...]
     [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE] [--quiet]";
 
 struct Arguments {

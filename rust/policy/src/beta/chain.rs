@@ -147,8 +147,8 @@ impl Chain {
         found.copied()
     }
 
-    /// [`Self::child`], tried first at a guessed slot: neighbours in a chain mostly got neighbouring
-    /// slots, and a guess need not wait for the parent to come from memory.
+    /// [`Self::child`], tried first at a guessed slot: neighbours in a chain mostly got slots side
+    /// by side, and a guess need not wait for the parent to come from memory.
     #[inline]
     pub(crate) fn child_near(&self, parent: u32, key: u64, guess: u32) -> Option<u32> {
         match self.nodes.get(guess as usize) {

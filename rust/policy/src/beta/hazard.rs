@@ -171,8 +171,8 @@ impl Table {
         }
     }
 
-    /// Lives of a pair that ended in a reuse, and lives that ended: a life ends in the bucket behind
-    /// which it is not seen any more.
+    /// Lives of a pair that ended in a reuse, and lives that ended at all: in the last bucket in
+    /// which they are seen.
     pub(crate) fn lives(&self, pair: usize) -> (f64, f64) {
         let mut counts = [Count::default(); BUCKETS];
         for cell in pair * LEVELS..(pair + 1) * LEVELS {

@@ -6,20 +6,18 @@
 //! would collect. The blocks are counted on *sentinels*, a few of each run of new blocks.
 
 mod age;
-#[cfg(test)]
-mod audit;
 mod chain;
 mod evict;
 mod hazard;
 mod index;
-#[cfg(test)]
-mod naive;
 mod options;
 mod posterior;
 mod score;
 mod sentinel;
 mod session;
 mod slots;
+#[cfg(test)]
+mod tests;
 mod touch;
 
 pub use age::BUCKETS;

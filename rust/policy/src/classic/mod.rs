@@ -5,18 +5,16 @@
 
 mod ali;
 mod arc;
-#[cfg(test)]
-mod audit;
 mod heap;
 mod lfu;
 mod lhd;
 mod list;
 mod min;
-#[cfg(test)]
-mod naive;
 mod queues;
 mod s3fifo;
 mod sieve;
+#[cfg(test)]
+mod tests;
 mod tinylfu;
 mod twoq;
 

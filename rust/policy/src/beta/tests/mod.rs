@@ -1,16 +1,18 @@
 //! The predictor against its naive twin, and what must hold of its tables at any time.
 
+mod naive;
+
 use super::age::BUCKETS;
 use super::chain::{NONE, RESIDENT};
 use super::hazard::Cell;
-use super::naive::Naive;
 use super::sentinel::Sentinels;
 use super::{Beta, BetaOptions};
 use crate::Cache;
 use crate::testing::{Owned, trace};
+use naive::Naive;
 use std::collections::BTreeMap;
 
-/// A trace in which no two requests come at the same time: two leaves never tie in all that decides.
+/// A trace in which no two requests come at the same time: no two leaves tie in all that decides.
 fn distinct(seed: u64, requests: usize) -> Vec<Owned> {
     let mut all = trace(seed, requests);
     for (number, owned) in all.iter_mut().enumerate() {

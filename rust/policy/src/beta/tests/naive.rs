@@ -3,7 +3,7 @@
 //! It shares no table with the policy: lives are kept as intervals and counted from these at each
 //! rebuild, every index is the best of all stopping ages, and every candidate is looked at.
 
-use super::age::{BUCKETS, start};
+use crate::beta::age::{BUCKETS, start};
 use crate::rng::Rng;
 use crate::testing::Owned;
 use std::collections::BTreeMap;
@@ -353,77 +353,30 @@ impl Naive {
     ) {
         let session_gap = if turn == 1 { 7 } else { level(self.sessions[&serial].gap) };
         let transition = if turn == 1 { 1 } else { 2 };
-        let partial_at = (owned.prompt as u32 * 16 > owned.input_tokens).then(|| owned.prompt - 1);
         let mut runs: Vec<Vec<u64>> = Vec::new();
         let mut last_new: Option<[usize; 3]> = None;
         for (at, key) in owned.blocks.iter().enumerate() {
-            if let Some(block) = self.blocks.get_mut(key) {
+            if self.blocks.contains_key(key) {
                 last_new = None;
-                let foreign = block.session != serial;
-                block.shared |= foreign;
-                block.gap = Some(averaged(block.gap, log_gap(now - block.last)));
-                let lone = block.partial && !block.shared;
-                let own_type = if block.shared { 0 } else { block.own_type };
-                let pair = own_type * 4 + if foreign || lone { 0 } else { transition };
-                let uses = [3, 6, 12].iter().filter(|bound| block.count >= **bound).count();
-                let shared_level = [uses, block.gap.map_or(7, level)];
-                let [own_score, own_gap] =
-                    if block.shared { shared_level } else { [score, session_gap] };
-                block.cell = [pair, own_score, own_gap];
-                let scored = !block.shared && !lone;
-                let (cell, watched) = (block.cell, block.watch.is_some());
-                block.session = serial;
-                block.count += 1;
+                let watch = self.known(*key, serial, now, [transition, score, session_gap]);
+                let block = self.blocks.get_mut(key).unwrap();
                 block.rend = owned.blocks.len();
-                block.last = now;
-                block.resident = true;
-                if watched {
+                if block.watch.is_some() {
                     self.credit(*key, now, true);
-                    let watch = Watch { cell, features, scored, since: now, credited: 0.0 };
+                    let watch = Watch { features, ..watch };
                     self.blocks.get_mut(key).unwrap().watch = Some(watch);
                 }
                 continue;
             }
-            let partial = partial_at == Some(at);
-            let own_type = match (partial || at >= owned.prompt, owned.kind.is_agent() && turn > 1)
-            {
-                (true, _) => 3,
-                (false, tools) => {
-                    if tools {
-                        1
-                    } else {
-                        2
-                    }
-                }
-            };
-            let pair = own_type * 4 + if partial { 0 } else { transition };
-            let cell = [pair, score, session_gap];
-            let (rend, parent) = (owned.blocks.len(), at.checked_sub(1).map(|p| owned.blocks[p]));
-            let (gap, watch, resident, shared) = (None, None, true, false);
-            self.blocks.insert(
-                *key,
-                Block {
-                    key: *key,
-                    parent,
-                    depth: at,
-                    resident,
-                    session: serial,
-                    shared,
-                    partial,
-                    own_type,
-                    cell,
-                    last: now,
-                    gap,
-                    count: 1,
-                    rend,
-                    watch,
-                    evicted: 0,
-                },
-            );
-            if last_new != Some(cell) {
+            let mut block = self.inserted(owned, at, turn);
+            (block.session, block.last) = (serial, now);
+            let pair = block.own_type * 4 + if block.partial { 0 } else { transition };
+            block.cell = [pair, score, session_gap];
+            if last_new != Some(block.cell) {
                 runs.push(Vec::new());
             }
-            last_new = Some(cell);
+            last_new = Some(block.cell);
+            self.blocks.insert(*key, block);
             runs.last_mut().unwrap().push(*key);
         }
         for run in runs {
@@ -437,6 +390,58 @@ impl Naive {
             }
         }
         self.sessions.get_mut(&serial).unwrap().end = owned.blocks.last().copied();
+    }
+
+    /// A known block is touched; how it would be watched from now on.
+    fn known(&mut self, key: u64, serial: u64, now: f64, private: [usize; 3]) -> Watch {
+        let block = self.blocks.get_mut(&key).unwrap();
+        let foreign = block.session != serial;
+        block.shared |= foreign;
+        block.gap = Some(averaged(block.gap, log_gap(now - block.last)));
+        let lone = block.partial && !block.shared;
+        let own_type = if block.shared { 0 } else { block.own_type };
+        let pair = own_type * 4 + if foreign || lone { 0 } else { private[0] };
+        let uses = [3, 6, 12].iter().filter(|bound| block.count >= **bound).count();
+        let [score, gap] = if block.shared {
+            [uses, block.gap.map_or(7, level)]
+        } else {
+            [private[1], private[2]]
+        };
+        block.cell = [pair, score, gap];
+        block.session = serial;
+        block.count += 1;
+        block.last = now;
+        block.resident = true;
+        let scored = !block.shared && !lone;
+        Watch { cell: block.cell, features: [0; 6], scored, since: now, credited: 0.0 }
+    }
+
+    /// A new block, but for what its session says of it.
+    fn inserted(&self, owned: &Owned, at: usize, turn: usize) -> Block {
+        let full = owned.prompt as u32 * 16;
+        let partial = full > owned.input_tokens && at + 1 == owned.prompt;
+        let own_type = match (partial || at >= owned.prompt, owned.kind.is_agent() && turn > 1) {
+            (true, _) => 3,
+            (false, true) => 1,
+            (false, false) => 2,
+        };
+        Block {
+            key: owned.blocks[at],
+            parent: at.checked_sub(1).map(|before| owned.blocks[before]),
+            depth: at,
+            resident: true,
+            session: 0,
+            shared: false,
+            partial,
+            own_type,
+            cell: [0; 3],
+            last: 0.0,
+            gap: None,
+            count: 1,
+            rend: owned.blocks.len(),
+            watch: None,
+            evicted: 0,
+        }
     }
 }
 

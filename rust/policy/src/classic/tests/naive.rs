@@ -1,6 +1,6 @@
 //! The classical policies again, from their definitions, with lists that are scanned.
 
-use super::Access;
+use crate::classic::Access;
 use std::collections::HashMap;
 
 /// What a naive cache does with one access; residents are whatever it says.

@@ -1,8 +1,10 @@
 //! Every policy against its naive twin, and the optimum against a search of everything.
 
-use super::naive::{self, Item, Naive};
+mod naive;
+
 use super::*;
 use crate::testing::{Owned, trace, universe};
+use naive::{Item, Naive};
 use std::collections::{BTreeSet, HashMap};
 
 /// ALI: all residents are looked at; of a category only the one touched longest ago can go.
