@@ -53,7 +53,7 @@ def test_a_cache_holds_what_the_sizing_says(model_type: str) -> None:
     assert found.equal, differences(found)
 
 
-def test_the_exception_is_a_key_stored_a_second_time_as_its_value() -> None:
+def test_an_exception_is_a_key_stored_a_second_time_as_its_value() -> None:
     types = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     more = {"layer_types": types * 2}
     runner = build.runner("deepseek_v4", more)
@@ -72,6 +72,16 @@ def test_a_model_around_a_text_model_is_sized_as_its_text_model(model_type: str)
     whole, text = read_config(published), read_config(part.to_dict())
     for context in measure.CONTEXTS:
         assert whole.bytes(context) == text.bytes(context) > 0, context
+
+
+def test_an_exception_is_key_value_heads_repeated_to_the_query_heads() -> None:
+    heads, kv_heads = 4, 2
+    more = {"new_decoder_architecture": True, "num_kv_heads": kv_heads}
+    runner = build.runner("falcon", more)
+    assert runner.config.num_attention_heads == heads
+    found = measure.compare("falcon", runner, measure.FEW_CONTEXTS)
+    for row in found.rows:
+        assert row.held == row.said * heads // kv_heads > 0, row
 
 
 def test_most_architectures_are_compared() -> None:

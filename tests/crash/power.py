@@ -120,11 +120,11 @@ class Machine:
 
     def _choose_moment(self, rng: random.Random) -> None:
         """Lets the disk die; most random moments find nothing unflushed and nothing at stake."""
-        match rng.randrange(4):
+        match rng.randrange(5):
             case 0:
                 pass
-            case 1:
-                self.server.die(rng.randint(1, 12), DIE_S)
+            case 1 | 2:
+                self.server.die(rng.randint(1, 6), DIE_S)
             case _:
                 # The guest has just been told that something is durable.
                 self._acknowledged(rng.choice(("durable", "deleted")))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+_REPEATED = "its class repeats the key-value heads to as many as query heads before it keeps them"
+
 EXCEPTIONS = {
     "deepseek-v4-flash": "its windowed layers keep one vector as key and as value; transformers "
-    "stores it once in compressed layers, but twice in windowed ones"
+    "stores it once in compressed layers, but twice in windowed ones",
+    "falcon-40b": _REPEATED,
+    "falcon-180b": _REPEATED,
 }
 """Models whose cache is larger than the sizing says, because transformers allocates more."""
 

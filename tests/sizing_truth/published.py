@@ -28,6 +28,9 @@ def runner(name: str) -> build.Runner:
     """A model of the catalogue, without data."""
     config = dict(catalogue.entries()[name].config)
     model_type = config.pop("model_type")
+    if "decoder_attention_heads" in config:
+        # The catalogue has no fields of encoders; without them this one is of another size.
+        config.setdefault("encoder_attention_heads", config["decoder_attention_heads"])
     made = CONFIG_MAPPING[SAME.get(model_type, model_type)](**config)
     part = made if made.is_encoder_decoder else made.get_text_config(decoder=True)
     found = build.runner_of(dict(catalogue.entries()[name].config), part, "meta")

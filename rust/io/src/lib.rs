@@ -19,6 +19,7 @@ mod fork;
 mod mapping;
 mod memdisk;
 mod memory;
+mod parallel;
 mod pool;
 mod posix;
 mod readonly;
@@ -44,6 +45,7 @@ pub use engine::{
 pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
+pub use parallel::{in_parallel, recovery_threads};
 pub use pool::WorkerPool;
 pub use posix::PosixDisk;
 pub use readonly::ReadOnlyDisk;

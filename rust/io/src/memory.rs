@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 use rustix::mm::Advice;
 
 use crate::mapping::HUGE_BYTES;
+use crate::parallel::{in_parallel, recovery_threads};
+
+/// The piece in which a table's memory is touched; what fits in one is left to its first use.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// The memory of the machine or of the control group, whichever is less, in bytes.
 pub fn memory_limit_bytes() -> Option<u64> {
@@ -26,20 +30,34 @@ pub fn open_files_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
-/// Asks for huge pages behind memory that was allocated and is not used yet, as the spare capacity
-/// of a large table is: touching it first then faults once in 2 MiB. A refusal costs speed only.
+/// Gives a large table's spare capacity, which it is about to fill, huge pages where they are to be
+/// had. Touching fresh memory costs more than filling it, so several threads do it now. A refusal
+/// costs speed only.
 pub fn prefer_huge_pages<T>(spare: &mut [MaybeUninit<T>]) {
     let range = spare.as_mut_ptr_range();
     let begin = (range.start as usize).next_multiple_of(HUGE_BYTES);
     let end = range.end as usize / HUGE_BYTES * HUGE_BYTES;
-    if begin < end {
-        let start = std::ptr::with_exposed_provenance_mut(begin);
-        // SAFETY: the whole pages lie within memory that the caller has allocated, and the advice
-        // changes neither its contents nor what may be done with it.
-        let advised = unsafe { rustix::mm::madvise(start, end - begin, Advice::LinuxHugepage) };
-        if let Err(err) = advised {
-            tracing::debug!(%err, "no huge pages for a table");
-        }
+    let advise = |at: usize, len: usize, advice: Advice| {
+        let start = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the whole pages lie within memory that the caller has allocated and lends, and
+        // neither piece of advice changes their contents or what may be done with them.
+        unsafe { rustix::mm::madvise(start, len, advice) }
+    };
+    let len = end.saturating_sub(begin);
+    if len == 0 {
+        return;
+    }
+    if let Err(err) = advise(begin, len, Advice::LinuxHugepage) {
+        tracing::debug!(%err, "no huge pages for a table");
+    }
+    let pieces = len.div_ceil(PIECE_BYTES);
+    if pieces > 1 {
+        let touch = |piece: usize| {
+            let at = begin + piece * PIECE_BYTES;
+            // Kernels before 5.14 do not know it: the table's first use then does the same.
+            _ = advise(at, PIECE_BYTES.min(end - at), Advice::LinuxPopulateWrite);
+        };
+        in_parallel(pieces, recovery_threads(), touch, || {});
     }
 }
 
@@ -120,11 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn asking_for_huge_pages_changes_nothing_else() {
+    fn huge_pages_change_nothing_in_a_table() {
         let mut table: Vec<u64> = Vec::new();
         prefer_huge_pages(table.spare_capacity_mut());
         table.push(7);
-        table.reserve(3 * HUGE_BYTES / 8);
+        table.reserve(3 * PIECE_BYTES / 8);
         prefer_huge_pages(table.spare_capacity_mut());
         table.extend(0..table.capacity() as u64 - 1);
         assert!(table[0] == 7 && table[1..].iter().zip(0..).all(|(value, at)| *value == at));

@@ -292,19 +292,12 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Counts one request's blocks, given root first, with the next step.
-    pub(crate) fn count_access(self: &Arc<Self>, ns: u32, keys: Arc<[BlockKey]>) {
+    /// Counts one request's blocks, given root first, with one of the next steps. Where nobody
+    /// keeps up with the callers they are dropped and counted.
+    pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>) {
         let n = keys.len() as u64;
-        if let Err((ns, keys)) = self.accesses.push((ns, keys)) {
-            // Full: taken in now if nobody else is in a step, else dropped and counted.
-            match self.state.try_lock() {
-                Some(mut state) => {
-                    let work = self.step(&mut state, [Event::Accessed { ns, keys }]);
-                    drop(state);
-                    self.carry_out(work);
-                }
-                None => FastCounters::add(&self.fast.accesses_dropped, n),
-            }
+        if self.accesses.push((ns, keys)).is_err() {
+            FastCounters::add(&self.fast.accesses_dropped, n);
         } else if self.accesses.len() == ACCESSES_DUE {
             // Under the lock, so that the timer is either before its check or already waiting.
             let _at = self.timer.at.lock();

@@ -187,6 +187,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn entries_are_a_map(
             seed: u64,
