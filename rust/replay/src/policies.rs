@@ -36,7 +36,7 @@ pub const ABLATION: &[&str] = &[
 
 /// What was tried to do better than the policy as specified, one change each.
 pub const TRIED: &[&str] = &[
-    "beta-draw-256",
+    "beta-draw-1024",
     "beta-slack-0",
     "beta-gap-0.5",
     "beta-prior-20",

@@ -51,15 +51,14 @@ impl BetaOptions {
     };
 
     /// The default: more candidates are looked at, as each costs a few nanoseconds and the least of
-    /// many is nearer to the least of all; and a request continues only what it has in full, as an
-    /// answer that was given up, or a prompt that was edited, is left more often than resumed.
-    pub const DEFAULT: Self = Self { name: "beta", infer_slack: 0, draw: 256, ..Self::SPEC };
+    /// many is nearer to the least of all.
+    pub const DEFAULT: Self = Self { name: "beta", draw: 256, ..Self::SPEC };
 
     /// What was tried to do better, one change to [`Self::SPEC`] in each.
     pub fn tried() -> [Self; 7] {
         let spec = Self::SPEC;
         [
-            Self { name: "beta-draw-256", draw: 256, ..spec },
+            Self { name: "beta-draw-1024", draw: 1024, ..spec },
             Self { name: "beta-slack-0", infer_slack: 0, ..spec },
             Self { name: "beta-gap-0.5", gap_weight: 0.5, ..spec },
             Self { name: "beta-prior-20", strength: 20.0, ..spec },
