@@ -94,9 +94,7 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/
 	TIERED_KV_SIM_SEEDS=40
 ASAN_CARGO := --locked --target x86_64-unknown-linux-gnu \
 	--config 'profile.dev.package."*".opt-level=0' \
-	-p tiered-kv -p tiered-kv-io --lib --test store_cancel --test store_cancel_drives \
-	--test store_direct --test store_faults --test attach --test region --test arena \
-	--test uring --test posix
+	-p tiered-kv --test store_cancel --test store_cancel_drives --test store_direct
 
 test-asan: ## Run what owns memory under the address sanitizer.
 	@if cargo nextest --version >/dev/null 2>&1; then \

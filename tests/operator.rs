@@ -285,7 +285,7 @@ fn a_store_that_shrinks_moves_what_fits_and_loses_no_more() {
     store.close();
     let kept: Vec<BlockKey> =
         keys.iter().enumerate().filter(|(at, _)| at % 3 != 0).map(|(_, key)| *key).collect();
-    let capacity = (2 * 256 << 10) + (64 << 10) + (32 << 10);
+    let capacity = ((2 * 256) << 10) + (64 << 10) + (32 << 10);
     let too_small = resize(&dirs, 100 << 10, false).expect_err("less than a segment");
     assert_eq!(too_small.kind(), ErrorKind::InvalidArgument, "{too_small}");
     let before = contents(dir.path());
@@ -316,7 +316,7 @@ fn a_full_store_that_shrinks_keeps_the_roots_and_one_that_grows_everything() {
     let (config, keys) = filled(dir.path(), 42);
     let grown = resize(&dirs, 64 << 20, false).expect("resized").remove(0);
     assert_eq!((grown.files_after, grown.moved_blocks, grown.lost_blocks), (3, 0, 0));
-    let capacity = (2 * 256 << 10) + (64 << 10) + (32 << 10);
+    let capacity = ((2 * 256) << 10) + (64 << 10) + (32 << 10);
     let done = resize(&dirs, capacity, false).expect("resized").remove(0);
     assert!(done.lost_blocks > 0 && done.lost_bytes == done.lost_blocks * BLOCK as u64);
     let (store, ns) = open_smaller(&config, capacity);

@@ -119,7 +119,10 @@ fn poll(ended: &mut Ended) -> Poll<()> {
 fn told<T: Send + 'static>(look: impl Fn(T) + 'static) -> (Ended, impl FnOnce(T) + Send + 'static) {
     let (sent, ended) = std::sync::mpsc::channel();
     let ended = poll_fn(move |_| match ended.try_recv() {
-        Ok(value) => Poll::Ready(look(value)),
+        Ok(value) => {
+            look(value);
+            Poll::Ready(())
+        }
         Err(_) => Poll::Pending,
     });
     (Box::pin(ended), move |value| _ = sent.send(value))

@@ -222,8 +222,25 @@ def test_the_traceback_is_there_when_asked_for(
 
 
 def test_a_store_error_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tiered_kv
+    from tiered_kv import errors
 
-    monkeypatch.setattr(tiered_kv, "TieredKvError", _ConfigError, raising=False)
+    monkeypatch.setattr(errors, "TieredKvError", _ConfigError)
     assert exits.error_status(_ConfigError("`a` is bad")) == (ExitCode.USAGE, "`a` is bad")
     assert exits.error_status(InUseError("x"))[0] is ExitCode.INTERNAL
+
+
+def test_names_neither_break_lines_nor_drive_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model called "[/x]" ended `tiered-kv ls`: names were taken as markup."""
+    from tiered_kv.cli import output
+    from tiered_kv.errors import TieredKvError
+
+    console = output.people(as_json=False)
+    console.print("[/x] :smile: \x1b[31m\ra")
+    output.print_lines(["one\ntwo", "three\x1b[2J"])
+    output.error_line("a  fault\nwith \x1b[2J")
+    printed = capsys.readouterr()
+    assert printed.out == "[/x] :smile: \\x1b[31m\\ra\none\\ntwo\nthree\\x1b[2J\n"
+    assert printed.err == "error: a fault with \\x1b[2J\n"
+    assert str(TieredKvError("`a\nb\x1b` is unknown")) == r"`a\nb\x1b` is unknown"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import api
@@ -55,6 +55,10 @@ def outcome(call: Callable[[], Any]) -> tuple[Any, TieredKvError | None]:
 
 @fast
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=12), JUNK, max_size=3))
+@example({"\n": [None]})
+@example({"\x1b[2J": 1})
+@example({"\ud800": 1})
+@example({7: 1})
 def test_a_configuration_is_taken_or_refused_by_name(fields: dict[str, Any]) -> None:
     config, error = outcome(lambda: StoreConfig.from_dict(fields))
     if error is None:

@@ -346,3 +346,74 @@ def test_a_plot_is_drawn(ending: str, tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('"10 GB"', '"' + "9" * 5000 + ' GB"', "gpu.memory.value"),
+        ('"10 GB"', "9" * 5000, "is not TOML"),
+        ('"10 GB"', "9" * 4000, "gpu.memory.value"),
+        ('"10 us"', '"' + "9" * 5000 + ' us"', "tiers.dram.latency.value"),
+        ("value = 2,", "value = 2.5,", "gpu.count.value"),
+        ("value = 2,", 'value = "2.5",', "gpu.count.value"),
+        ("value = 2.5", "value = 1e308", "tiers.dram.usd_per_gb.value"),
+        ("reserve =", 'flops = { value = "0 TFLOPS", source = "a" }\nreserve =', "gpu.flops.value"),
+        (
+            "reserve =",
+            'prefill_efficiency = { value = 1e-300, source = "a" }\nreserve =',
+            "gpu.prefill_efficiency.value",
+        ),
+        ("memory =", '"me\\nm\\u001b" =', r"`gpu.me\nm\x1b` is not known"),
+        ('source = "a" }', '"so\\nurce" = "a" }', r"`gpu.count.so\nurce` is not known"),
+        ("[tiers.dram]", '[tiers."\\u001b[2J"]', r"`tiers.\x1b[2J` is not known"),
+        ("value = 2,", "value = " + "[" * 5000 + "]" * 5000 + ",", "is not TOML"),
+        ("value = 2,", f"{'x' * 5000} = 2,", "gpu.count.xxx"),
+    ],
+)
+def test_a_hostile_description_is_one_short_line(old: str, new: str, field: str) -> None:
+    """A figure of 0 divided, and one of many digits or levels ended in a traceback."""
+    assert old in _TINY
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_node(_TINY.replace(old, new, 1), "tiny")
+    assert field in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1100
+
+
+@pytest.mark.parametrize("name", ["tokens_per_s", "prefill_tokens_per_s"])
+@pytest.mark.parametrize("rate", [1e-300, 1e300, float("inf"), float("nan"), -1.0])
+def test_a_rate_that_makes_no_figure_is_refused(name: str, rate: float) -> None:
+    """JSON has no infinity, which is what such a rate gave."""
+    with pytest.raises(InvalidArgumentError, match=f"`{name}`"):
+        Load(context=1, **{name: rate})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\nb", "a\0b", "/dev/zero"])
+def test_a_node_that_is_none_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--node", name, "--model", "llama-3-70b"]) == 2
+    printed = capsys.readouterr()
+    assert "`node`" in printed.err
+    assert printed.err[:-1].isprintable()
+
+
+def test_what_a_node_is_called_stays_on_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a\nb.toml"
+    path.write_text(_TINY.replace("A test", "A\\u001b[2J\\ntest"))
+    args = ["plan", "--node", str(path), "--model", "llama-3-8b", "--context", "100"]
+    assert main([*args, "--tp", "1", "--weight-dtype", "int4"]) == 0
+    first = capsys.readouterr().out.split("\n")[0]
+    assert first == r"a\nb: A\x1b[2J\ntest"
+
+
+def test_a_name_is_no_formula_in_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name with two dollar signs was read as mathematics, and ended in a traceback."""
+    pytest.importorskip("matplotlib")
+    node = tmp_path / "$\\frac$\n.toml"
+    node.write_text(_TINY)
+    path = tmp_path / "plan.svg"
+    args = ["plan", "--node", str(node), "--model", "llama-3-8b", "--tp", "1"]
+    assert main([*args, "--plot", str(path)]) == 0, capsys.readouterr().err
+    assert path.stat().st_size > 1000

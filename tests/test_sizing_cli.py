@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +63,16 @@ def test_the_lines_for_people_say_why(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in text
 
 
+@pytest.mark.parametrize("none", [["--batch", "0"], ["--context", "0"]])
+def test_nothing_held_has_no_ratio(none: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A rule was said to be 0.00 times nothing."""
+    found = document(capsys, "llama-3-8b", *none)
+    assert found["bytes_total"] == 0
+    assert (found["as_mha"]["bytes_total"], found["as_mha"]["ratio"]) == (0, None)
+    assert cli.main(["size", "llama-3-8b", *none]) == ExitCode.OK
+    assert " x: " not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -89,15 +97,3 @@ def test_wrong_usage_ends_in_one_line(
     assert printed.err.count("\n") == 1
     assert printed.err.startswith("error: ")
     assert words in printed.err
-
-
-def test_size_loads_nothing_that_takes_long() -> None:
-    """Loading any of these takes longer than the answer may take."""
-    code = (
-        "import sys; from tiered_kv.cli import main; main(['size', 'deepseek-v3']);"
-        "slow = {'torch', 'transformers', 'numpy', 'typer', 'rich', 'pydantic', 'urllib.request'};"
-        "print(sorted(slow & set(sys.modules)), file=sys.stderr)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert run.stderr.strip() == "[]"
-    assert "70,272" in run.stdout

@@ -242,6 +242,15 @@ def test_falcon_has_one_head_or_its_own_number(arch: bool, heads: int) -> None:
     assert read_config(config).groups[0].parts[0].heads == heads
 
 
+@pytest.mark.parametrize(("more", "heads"), [({"n_head_kv": 8}, 8), ({"multi_query": True}, 1)])
+def test_falcon_under_its_first_name_has_the_heads_that_it_says(
+    more: dict[str, Any], heads: int
+) -> None:
+    """The 40 B model's first configuration names eight heads, and was sized as one."""
+    config = {"model_type": "RefinedWeb", "hidden_size": 8192, "n_head": 128, "n_layer": 60, **more}
+    assert read_config(config).groups[0].parts[0].heads == heads
+
+
 def test_names_of_old_architectures_are_aliases() -> None:
     spec = read_config({"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4})
     assert spec.bytes_per_token == 2 * 2 * 32 * 2

@@ -19,6 +19,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from sizing_truth import build, listed, measure, tiny
+from sizing_truth.__main__ import told
 from tiered_kv.errors import InvalidArgumentError
 from tiered_kv.sizing.read import read_config
 from tiered_kv.sizing.spec import Kind
@@ -103,6 +104,22 @@ def test_what_is_refused_has_an_error_that_names_the_architecture(model_type: st
 def test_a_cache_of_a_fixed_length_holds_all_of_it(model_type: str) -> None:
     found = measure.measure_static(model_type)
     assert found.equal, differences(found)
+
+
+def test_the_whole_comparison_says_how_each_went_while_it_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It takes many minutes, and said nothing until the end."""
+    seen: list[str] = []
+
+    def take(name: str) -> measure.Measured:
+        seen.append(capsys.readouterr().out)
+        return measure.Measured(name, (), inferred=False, rows=(measure.Row(1, 8, 8, 0, 0),))
+
+    assert len(told("a title", ["one", "two"], take)) == 2
+    assert "a title: 2 to compare" in seen[0]
+    assert seen[1].startswith("one ")
+    assert capsys.readouterr().out.startswith("two ")
 
 
 def defined_classes() -> set[str]:

@@ -109,6 +109,26 @@ def test_a_pipeline_holds_what_its_fullest_stage_holds() -> None:
     assert 2 * halves == whole
 
 
+def test_replicas_share_the_requests_and_ranks_of_the_context_the_blocks() -> None:
+    spec = read_config("deepseek-v3")
+    one = size(spec, 4096, 1, EngineOptions()).groups[0]
+    for parallel, batch in [
+        (Parallel(tp=8), 1),
+        (Parallel(tp=8, dp_attention=8), 8),
+        (Parallel(tp=8, dp_attention=4), 4),
+        (Parallel(ep=64), 1),
+    ]:
+        # A latent is whole on each rank that has the request.
+        assert size(spec, 4096, batch, EngineOptions(parallel)).groups[0] == one, parallel
+    halves = size(spec, 4096, 1, EngineOptions(Parallel(cp=2))).groups[0]
+    assert (2 * halves.pages, 2 * halves.bytes_total) == (one.pages, one.bytes_total)
+    heads = read_config("llama-3-70b")
+    whole = size(heads, 4096, 1, EngineOptions()).groups[0].bytes_total
+    for tp in (2, 8, 16):
+        mine = size(heads, 4096, 1, EngineOptions(Parallel(tp=tp))).groups[0].bytes_total
+        assert tp * mine == max(1, tp // 8) * whole
+
+
 @pytest.mark.parametrize(
     ("model", "options", "field"),
     [
@@ -131,8 +151,8 @@ def test_what_vllm_does_not_do_is_an_error_that_names_the_field(
 @given(
     kind=st.sampled_from([Kind.SLIDING, Kind.CHUNKED]),
     window=st.integers(1, 40),
-    block=st.integers(1, 12),
-    context=st.integers(1, 200),
+    block=st.integers(1, 60),
+    context=st.integers(1, 400),
 )
 def test_windows_hold_the_most_blocks_that_a_walk_has_held(
     kind: Kind, window: int, block: int, context: int

@@ -11,8 +11,15 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 @pytest.mark.parametrize(
     "args",
-    [["-c", "pass"], ["-c", "import tiered_kv"], ["-m", "tiered_kv", "--help"]],
-    ids=["interpreter alone", "import tiered_kv", "tiered-kv --help"],
+    [
+        ["-c", "pass"],
+        ["-c", "import tiered_kv"],
+        ["-c", "from tiered_kv import TieredStore"],
+        ["-m", "tiered_kv", "--help"],
+        ["-m", "tiered_kv", "size", "deepseek-v3"],
+        ["-m", "tiered_kv", "plan", "--node", "dgx-h100", "--model", "llama-3-70b"],
+    ],
+    ids=["interpreter alone", "import tiered_kv", "the store", "--help", "size", "plan"],
 )
 def test_startup(benchmark: BenchmarkFixture, args: list[str]) -> None:
     command = [sys.executable, *args]

@@ -11,7 +11,7 @@ impl Rng {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -20,7 +20,7 @@ impl Rng {
 
     /// A number below `end`, which is over 0.
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
+        (self.draw() % end as u64) as usize
     }
 }
 
@@ -66,16 +66,16 @@ fn change(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], rng: &mut Rng) {
     let end = (at + len).min(bytes.len());
     match rng.below(9) {
         0 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
-        1 if at < bytes.len() => bytes[at] = rng.next() as u8,
+        1 if at < bytes.len() => bytes[at] = rng.draw() as u8,
         2 | 3 => {
-            let number = NUMBERS[rng.below(NUMBERS.len())].wrapping_add(rng.next() & 1);
+            let number = NUMBERS[rng.below(NUMBERS.len())].wrapping_add(rng.draw() & 1);
             let width = [1, 2, 4, 8][rng.below(4)];
             let bytes = &mut bytes[at.min(at)..];
             let width = width.min(bytes.len());
             bytes[..width].copy_from_slice(&number.to_le_bytes()[..width]);
         }
         4 => {
-            let new: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();
+            let new: Vec<u8> = (0..len).map(|_| rng.draw() as u8).collect();
             bytes.splice(at..at, new);
         }
         5 => _ = bytes.drain(at..end),

@@ -114,7 +114,8 @@ fn machine(arena: &Arena, index: &Arc<ReadIndex>) -> Machine {
 
 impl Driver {
     fn new() -> Arc<Self> {
-        let (arena, index) = (Arena::new(2), Arc::new(ReadIndex::new(1, false)));
+        let (arena, index) =
+            (Arena::new(2), Arc::new(ReadIndex::new(1, false, FreedSlots::default())));
         let machine = Mutex::new(machine(&arena, &index));
         assert!(index.residency(&FULL).0.is_hit(), "recovered");
         let work = Mutex::new(Work::default());

@@ -1,5 +1,6 @@
 //! The read index, resident copies, leases and the way of a slot back to the allocator.
 
+use crate::batch::{LeaseBatch, Looked};
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::machine::SlotId;
 use crate::memory::Arena;
@@ -16,7 +17,7 @@ const BYTES: u64 = 8;
 struct Store {
     arena: Arena,
     freed: FreedSlots,
-    index: ReadIndex,
+    index: Arc<ReadIndex>,
     budget: Arc<LeaseBudget>,
 }
 
@@ -24,7 +25,7 @@ impl Store {
     /// One slot of memory, with a block in it.
     fn new(cap: u64) -> Arc<Self> {
         let freed = FreedSlots::default();
-        let index = ReadIndex::new(1, false);
+        let index = Arc::new(ReadIndex::new(1, false, freed.clone()));
         let budget = LeaseBudget::new(cap, freed.clone());
         let store = Self { arena: Arena::new(1), freed, index, budget };
         store.publish(1);
@@ -51,6 +52,49 @@ impl Store {
         assert_eq!(shared.as_slice(), shared.generation().to_le_bytes());
         true
     }
+
+    /// As a caller that leases a batch as a whole does, and reads it.
+    fn read_batch(&self) {
+        let keys = Arc::from_std(std::sync::Arc::from([KEY.key].as_slice()));
+        let leased = LeaseBatch::lease(&self.index, KEY.ns, &keys, BYTES, |n| self.budget.take(n));
+        let Looked::Leased(batch) = leased else { return };
+        for lease in batch.into_leases().items.into_iter().flatten() {
+            assert_eq!(lease.as_slice(), lease.generation().to_le_bytes(), "leased bytes changed");
+        }
+    }
+}
+
+pub(crate) fn batch_or_evict() {
+    let store = Store::new(u64::MAX);
+    let reader = {
+        let store = store.clone();
+        thread::spawn(move || store.read_batch())
+    };
+    if store.index.evict(&KEY) {
+        assert_eq!(store.freed.pop(), Some(SLOT), "what was evicted is free at once");
+        store.publish(2);
+    }
+    reader.join().expect("no panic");
+    assert!(store.index.is_unpinned(&KEY), "nobody is left");
+    assert_eq!(store.budget.leased_bytes(), 0);
+}
+
+pub(crate) fn batch_or_delete() {
+    let store = Store::new(u64::MAX);
+    let reader = {
+        let store = store.clone();
+        thread::spawn(move || store.read_batch())
+    };
+    store.index.update(&KEY, |entry| entry.resident = None);
+    let early = store.freed.pop();
+    if early.is_some() {
+        store.publish(2);
+    }
+    reader.join().expect("no panic");
+    if early.is_none() {
+        assert_eq!(store.freed.pop(), Some(SLOT), "the last owner gives it back");
+    }
+    assert_eq!(store.budget.leased_bytes(), 0);
 }
 
 pub(crate) fn pin_or_evict() {

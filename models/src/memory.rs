@@ -15,6 +15,23 @@ pub struct FileId(pub u32);
 
 const PAGE: usize = 4096;
 
+/// Models do not fork.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin;
+
+impl Origin {
+    pub(crate) fn here() -> Self {
+        Self
+    }
+
+    pub(crate) fn is_forked(self) -> bool {
+        false
+    }
+}
+
+/// Costs speed only.
+pub(crate) fn prefer_huge_pages<T>(_: &mut [std::mem::MaybeUninit<T>]) {}
+
 struct Pages {
     owned: PageBitmap,
     cells: Vec<UnsafeCell<[u8; PAGE]>>,

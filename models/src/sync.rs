@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic;
+pub(crate) use loom::sync::{Arc, RwLockReadGuard};
 
 const NOT_POISONED: &str = "a model that has panicked is over";
 
@@ -23,6 +23,10 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(Some(self.0.lock().expect(NOT_POISONED)))
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
     }
 }
 
@@ -79,8 +83,12 @@ impl<T> RwLock<T> {
         Self(loom::sync::RwLock::new(value))
     }
 
-    pub(crate) fn read(&self) -> loom::sync::RwLockReadGuard<'_, T> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().expect(NOT_POISONED)
+    }
+
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        self.0.try_read().ok()
     }
 
     pub(crate) fn write(&self) -> loom::sync::RwLockWriteGuard<'_, T> {

@@ -8,6 +8,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def one_line(text: str) -> str:
+    """`text` with what is not printable escaped.
+
+    Names and paths in it are somebody else's: they must neither break a line nor drive a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 class TieredKvError(Exception):
     """The base of every error that the store raises.
 
@@ -20,7 +30,7 @@ class TieredKvError(Exception):
     kind: ClassVar[str] = "internal"
 
     def __init__(self, message: str, *, op: str = "", retry: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.op = op
         self.retry = retry
 

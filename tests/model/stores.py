@@ -367,6 +367,8 @@ def flat(stats: Mapping[str, Any]) -> _Flat:
     """Statistics as one row of numbers."""
     row = _Flat()
     for name, value in stats.items():
+        if isinstance(value, list):
+            continue  # Rows of namespaces: what they add up to is there too.
         if isinstance(value, Mapping):
             row.update({f"{name}.{key}": n for key, n in value.items() if key not in OF_THE_MOMENT})
         else:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,34 @@ import transformers
 
 from sizing_truth import build, listed, measure, published
 
+HEAD = f"{'model':28} {'contexts':>8} {'held':>12} {'said':>12} {'spare':>9} equal classes"
 
-def table(found: Iterable[measure.Measured]) -> str:
-    """A line an architecture: classes, contexts, bytes at the longest, and whether all is equal."""
-    lines = [f"{'model':28} {'contexts':>8} {'held':>12} {'said':>12} {'spare':>9} equal classes"]
-    for one in found:
-        row = one.rows[-1]
-        lines.append(
-            f"{one.model_type:28} {len(one.rows):8} {row.held:12} {row.said:12} {row.spare:9} "
-            f"{'yes' if one.equal else 'NO':5} {', '.join(one.classes)}"
-        )
-    return "\n".join(lines)
+
+def line(one: measure.Measured) -> str:
+    """An architecture: contexts, bytes at the longest, whether all is equal, and the classes."""
+    row = one.rows[-1]
+    return (
+        f"{one.model_type:28} {len(one.rows):8} {row.held:12} {row.said:12} {row.spare:9} "
+        f"{'yes' if one.equal else 'NO':5} {', '.join(one.classes)}"
+    )
+
+
+def told(
+    title: str, names: Sequence[str], take: Callable[[str], measure.Measured]
+) -> list[measure.Measured]:
+    """Compares one after the other, and says how each went as soon as it has: it takes minutes."""
+    if not names:
+        return []
+    print(f"\n{title}: {len(names)} to compare\n{HEAD}", flush=True)
+    found = []
+    for name in names:
+        found.append(take(name))
+        print(line(found[-1]), flush=True)
+    return found
 
 
 def main() -> int:
-    """Compares, prints the table and writes the report."""
+    """Compares, says how each went while it runs, and writes the report."""
     parser = argparse.ArgumentParser(prog="sizing_truth", description=__doc__)
     parser.add_argument("--report", type=Path, help="also write all rows to this file")
     parser.add_argument("--only", nargs="*", help="these architectures or catalogue models alone")
@@ -39,21 +52,23 @@ def main() -> int:
     left_out = listed.NOT_RUN | listed.REFUSED
     wanted = args.only or [name for name in build.model_types() if name not in left_out]
     known = set(build.model_types())
-    dynamic = [measure.measure(name, measure.CONTEXTS) for name in wanted if name in known]
-    static = [
-        measure.measure_static(name)
-        for name in sorted(set(listed.STATIC_WITNESSES.values()))
-        if args.only is None
-    ]
-    real = [
-        published.measure(name)
-        for name in published.names()
-        if args.only is None or name in args.only
-    ]
-    stale = [name for name in sorted(listed.NOT_RUN) if args.only is None and _runs(name)]
-    print(table(dynamic))
-    print(f"\nfixed length of {measure.STATIC_LENGTH} tokens\n{table(static)}")
-    print(f"\nthe catalogue at its real size\n{table(real)}")
+    whole = args.only is None
+    dynamic = told(
+        "tiny models",
+        [name for name in wanted if name in known],
+        lambda name: measure.measure(name, measure.CONTEXTS),
+    )
+    static = told(
+        f"a fixed length of {measure.STATIC_LENGTH} tokens",
+        sorted(set(listed.STATIC_WITNESSES.values())) if whole else [],
+        measure.measure_static,
+    )
+    real = told(
+        "the catalogue at its real size",
+        [name for name in published.names() if whole or name in args.only],
+        published.measure,
+    )
+    stale = [name for name in sorted(listed.NOT_RUN) if whole and _runs(name)]
     everything = dynamic + static + real
     wrong = [one.model_type for one in everything if not one.equal]
     print(f"\n{len(everything) - len(wrong)} of {len(everything)} equal; not equal: {wrong}")

@@ -70,9 +70,9 @@ def store_error_code(error: Exception) -> ExitCode:
 def is_store_error(error: Exception) -> bool:
     """Whether `error` is a `tiered_kv.TieredKvError`.
 
-    Nothing is imported for the question: without the package loaded, none can have been raised.
+    Nothing is imported for the question: without their module loaded, none can have been raised.
     """
-    cls = getattr(sys.modules.get("tiered_kv"), "TieredKvError", None)
+    cls = getattr(sys.modules.get("tiered_kv.errors"), "TieredKvError", None)
     return isinstance(cls, type) and isinstance(error, cls)
 
 

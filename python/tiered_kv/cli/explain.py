@@ -41,7 +41,7 @@ def _spec(path: Path) -> tuple[bytes, dict[str, str]]:
     text = _text(path, "--spec")
     try:
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise usage_error(f"--spec {path} cannot be read: {error}") from error
     try:
         layout = found.pop("layout")

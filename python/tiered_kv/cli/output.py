@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tiered_kv.errors import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +21,16 @@ _PIPE_COLUMNS = 240
 def people(*, as_json: bool) -> Console:
     """The console for people: stdout, or stderr where stdout carries JSON."""
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=as_json, highlight=False)
+    class Plain(Console):
+        """A console to which names are names: neither markup nor commands to the terminal."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            lines = "\n".join(one_line(line) for line in text.split("\n"))
+            return super().render_str(lines, **options)
+
+    console = Plain(stderr=as_json, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         # Whoever reads a file or a pipe has no width for which text would have to be cut.
         console.width = _PIPE_COLUMNS
@@ -35,8 +45,15 @@ def print_json(document: Mapping[str, object]) -> None:
 
 def error_line(message: str) -> None:
     """Prints an error on stderr as a single line, whatever it contains."""
-    line = " ".join(message.split())
+    line = one_line(" ".join(message.split()))
     sys.stderr.write(f"error: {line}\n")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines for people on stdout; what they quote stays on its line."""
+    for line in lines:
+        sys.stdout.write(one_line(line) + "\n")
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager

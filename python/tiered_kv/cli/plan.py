@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tiered_kv.cli.exits import ExitCode
-from tiered_kv.cli.output import error_line, print_json
+from tiered_kv.cli.options import Parser
+from tiered_kv.cli.output import print_json, print_lines
 
 _ABOUT = "Plan a node: the tokens, requests and minutes of traffic of each tier, the largest batch."
 _MODEL = "Model: a name of the catalogue, a path, or a hub id (owner/name)."
@@ -30,19 +30,8 @@ _TEXTS = (
 )
 
 
-class _UsageError(Exception):
-    """The arguments are wrong."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose faults are exceptions."""
-
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="tiered-kv plan", description=_ABOUT, allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser("tiered-kv plan", _ABOUT)
     parser.add_argument("--node", help="TOML file, or a built-in name; --list-nodes shows them.")
     parser.add_argument("--model", help=_MODEL)
     parser.add_argument("--list-nodes", action="store_true", help="List the built-in nodes.")
@@ -78,17 +67,13 @@ def run(args: Sequence[str]) -> int:
     Returns:
         The exit status, an `ExitCode`: `FAILED` if `--batch` does not fit.
     """
-    try:
-        options = _parser().parse_args(args)
-        if not options.list_nodes:
-            for name in ("node", "model"):
-                if getattr(options, name) is None:
-                    raise _UsageError(f"--{name} is missing")
-    except _UsageError as error:
-        error_line(f"{error}. Try `tiered-kv plan --help`.")
-        return ExitCode.USAGE
-    except SystemExit:  # the help has been printed
-        return ExitCode.OK
+    parser = _parser()
+    options = parser.read(args)
+    if isinstance(options, ExitCode):
+        return options
+    for name in ("node", "model"):
+        if getattr(options, name) is None and not options.list_nodes:
+            return parser.refuse(f"--{name} is missing")
     if options.list_nodes:
         return _list(as_json=options.json)
     return _answer(options)
@@ -101,8 +86,7 @@ def _list(*, as_json: bool) -> int:
     if as_json:
         print_json(titles)
         return ExitCode.OK
-    for name, title in titles.items():
-        sys.stdout.write(f"{name}: {title}\n")
+    print_lines(f"{name}: {title}" for name, title in titles.items())
     return ExitCode.OK
 
 
@@ -121,9 +105,7 @@ def _answer(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found)
     else:
-        for line in lines(found):
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        print_lines(lines(found))
     return ExitCode.FAILED if found["batch"]["asked_fits"] is False else ExitCode.OK
 
 

@@ -6,12 +6,11 @@ It answers in a fraction of the time that typer takes to load, so it reads its o
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from tiered_kv.cli.exits import ExitCode
-from tiered_kv.cli.output import error_line, print_json
+from tiered_kv.cli.options import Parser
+from tiered_kv.cli.output import print_json, print_lines
 
 _MOST_BY_DEFAULT = 131_072
 _ABOUT = "Say how many bytes a model's KV cache takes, exactly, and what simpler rules would say."
@@ -26,19 +25,8 @@ _COUNTS = (
 )
 
 
-class _UsageError(Exception):
-    """The arguments are wrong."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose faults are exceptions."""
-
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="tiered-kv size", description=_ABOUT, allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser("tiered-kv size", _ABOUT)
     parser.add_argument(
         "model",
         help="a name of the catalogue, the path of a config.json, of a directory or of a GGUF "
@@ -76,26 +64,25 @@ def run(args: Sequence[str]) -> int:
     Returns:
         The exit status, an `ExitCode`.
     """
-    try:
-        options = _parser().parse_args(args)
-    except _UsageError as error:
-        error_line(f"{error}. Try `tiered-kv size --help`.")
-        return ExitCode.USAGE
-    except SystemExit:  # the help has been printed
-        return ExitCode.OK
+    options = _parser().read(args)
+    if isinstance(options, ExitCode):
+        return options
     _answer(options)
     return ExitCode.OK
 
 
 def _answer(options: argparse.Namespace) -> None:
     from tiered_kv.sizing.dtypes import is_dtype
-    from tiered_kv.sizing.engines import EngineOptions, engine_named
     from tiered_kv.sizing.parallel import Parallel
     from tiered_kv.sizing.read import read_config
     from tiered_kv.sizing.report import document, lines
 
     parallel = Parallel(options.tp, options.pp, options.cp, options.ep, options.dp_attention)
-    engine = None if options.engine == "none" else engine_named(options.engine)
+    engine = None
+    if options.engine != "none":
+        from tiered_kv.sizing.engines import EngineOptions, engine_named
+
+        engine = engine_named(options.engine)
     # A type that only an engine knows, such as a packed one, is the engine's to apply.
     ours = engine is None or is_dtype(options.kv_dtype)
     spec = read_config(
@@ -123,6 +110,4 @@ def _answer(options: argparse.Namespace) -> None:
     if options.json:
         print_json(found)
         return
-    for line in lines(found):
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    print_lines(lines(found))

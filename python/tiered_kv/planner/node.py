@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tiered_kv.planner import units
 from tiered_kv.planner.units import bad, fault
+from tiered_kv.sizing.checks import shown
 
 TIERS = ("hbm", "dram", "cxl", "nvme", "fabric", "pfs")
 """The six tiers, fastest first. HBM is what the weights leave; the others are described."""
@@ -115,14 +115,12 @@ class Node:
         return [figure for figure in found if isinstance(figure, Figure)]
 
 
-def _shelf() -> Any:
-    return resources.files("tiered_kv.planner").joinpath("nodes")
+_SHELF = Path(__file__).with_name("nodes")
 
 
 def builtin_nodes() -> list[str]:
     """Names of the descriptions that come with the package."""
-    names = [entry.name for entry in _shelf().iterdir()]
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return sorted(path.stem for path in _SHELF.glob("*.toml"))
 
 
 def load_node(source: str | Path) -> Node:
@@ -136,18 +134,18 @@ def load_node(source: str | Path) -> Node:
     """
     name = str(source)
     if name in builtin_nodes():
-        return parse_node(_shelf().joinpath(f"{name}.toml").read_text("utf-8"), name)
+        return parse_node((_SHELF / f"{name}.toml").read_text("utf-8"), name)
     path = Path(source)
-    if not path.is_file():
-        raise bad("node", name, f"a TOML file or one of {', '.join(builtin_nodes())}")
     try:
+        if not path.is_file():
+            raise bad("node", name, f"a TOML file or one of {', '.join(builtin_nodes())}")
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise fault(f"`node` {name} is larger than {_MOST_BYTES} B: it is no description")
         return parse_node(text.decode("utf-8"), path.stem)
     except OSError as error:
-        raise fault(f"`node` {name} cannot be read: {error.strerror or error}") from None
+        raise fault(f"`node` {shown(name)} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise fault(f"`node` {name} is not UTF-8") from None
 
@@ -164,7 +162,7 @@ def parse_node(text: str, name: str) -> Node:
     """
     try:
         loaded = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # an integer with too many digits is the former
         raise fault(f"`node` {name} is not TOML: {error}") from None
     known = _Table("", loaded, _sources(loaded))
     known.only("title", "sources", "gpu", "tiers")

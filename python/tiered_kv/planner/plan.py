@@ -14,6 +14,8 @@ from tiered_kv.sizing.parallel import Parallel, rank_bytes
 from tiered_kv.sizing.spec import KvSpec
 
 HBM = "hbm"
+LEAST_RATE, MOST_RATE = 1e-3, 1e15
+"""Tokens a second that a plan is made for; beyond them a figure is a mistake."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Load:
         count("request_bytes", self.request_bytes)
         for name in ("tokens_per_s", "prefill_tokens_per_s"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise bad(name, value, "a rate of at least 0")
+            if value != 0 and not LEAST_RATE <= value <= MOST_RATE:
+                raise bad(name, value, f"0, or a rate from {LEAST_RATE:g} to {MOST_RATE:g}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tiered_kv.errors import one_line
 from tiered_kv.planner.units import bad, large
 
 FORMATS = (".png", ".svg")
@@ -68,7 +69,9 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     axes.xaxis.set_major_formatter(lambda value, _place: large(value))
     axes.spines[["top", "right"]].set_visible(False)
     context = found["load"]["context"]
-    axes.set_title(f"{found['model']} on {found['node']}, {context:,} tokens a request", loc="left")
+    title = one_line(f"{found['model']} on {found['node']}, {context:,} tokens a request")
+    # Names are no formulas, whatever signs they have.
+    axes.set_title(title, loc="left", parse_math=False)
     figure.savefig(path, dpi=150)
 
 

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 
 from tiered_kv.errors import InvalidArgumentError
-from tiered_kv.sizing.checks import shown
+from tiered_kv.sizing.checks import cut, shown
 
 _BYTES = {"B": 1} | {
     f"{prefix}{binary}B": base ** (power + 1)
@@ -25,11 +25,14 @@ _COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _FLOPS = {"TFLOPS": 10**12, "PFLOPS": 10**15, "GFLOPS": 10**9}
 _SHAPE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-z/]*)\s*")
 _MOST = 1 << 62
+_LONGEST = 64
+LEAST_SHARE = 0.001
+MOST_USD = 1e9
 
 
 def fault(message: str) -> InvalidArgumentError:
     """The error of this package."""
-    return InvalidArgumentError(f"plan: {message}", op="plan")
+    return InvalidArgumentError(f"plan: {cut(message)}", op="plan")
 
 
 def bad(field: str, value: object, want: str) -> InvalidArgumentError:
@@ -37,16 +40,28 @@ def bad(field: str, value: object, want: str) -> InvalidArgumentError:
     return fault(f"`{field}` is {shown(value)}: give {want}")
 
 
-def _scaled(field: str, value: object, units: dict[str, int], want: str) -> int:
+def _number(value: float | str) -> re.Match[str] | None:
+    """The number and the unit of a value; None where it has none, or so many digits."""
+    if isinstance(value, int) and abs(value) > _MOST:
+        return None
+    text = value if isinstance(value, str) else repr(value)
+    return _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
+
+
+def _scaled(
+    field: str, value: object, units: dict[str, int], want: str, *, whole: bool = False
+) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise bad(field, value, want)
     if isinstance(value, float) and not math.isfinite(value):
         raise bad(field, value, want)
-    match = _SHAPE.fullmatch(value if isinstance(value, str) else repr(value))
+    match = _number(value)
     scale = None if match is None else units.get(match[2], 1 if match[2] == "" else None)
     if match is None or scale is None:
         raise bad(field, value, want)
     number = Fraction(match[1]) * scale
+    if whole and number.denominator != 1:
+        raise bad(field, value, want)
     if number > _MOST:
         raise bad(field, value, "a smaller number: this one is a mistake")
     return int(number)
@@ -77,7 +92,8 @@ def count(field: str, value: object) -> int:
     Raises:
         InvalidArgumentError: It is no number.
     """
-    return _scaled(field, value, _COUNTS, 'a number, as in 8, "671B" or "70.6e9"')
+    want = 'a whole number, as in 8, "671B" or "70.6e9"'
+    return _scaled(field, value, _COUNTS, want, whole=True)
 
 
 def flops(field: str, value: object) -> int:
@@ -86,7 +102,11 @@ def flops(field: str, value: object) -> int:
     Raises:
         InvalidArgumentError: It is no such rate.
     """
-    return _scaled(field, value, _FLOPS, 'operations a second, as in "989 TFLOPS"')
+    want = 'operations a second, as in "989 TFLOPS"'
+    found = _scaled(field, value, _FLOPS, want)
+    if found == 0:
+        raise bad(field, value, want)
+    return found
 
 
 def seconds(field: str, value: object) -> float:
@@ -95,22 +115,26 @@ def seconds(field: str, value: object) -> float:
     Raises:
         InvalidArgumentError: It is no time.
     """
-    match = _SHAPE.fullmatch(value) if isinstance(value, str) else None
+    match = _number(value) if isinstance(value, str) else None
     unit = None if match is None else _SECONDS.get(match[2])
     if match is None or unit is None:
         raise bad(field, value, 'a time, as in "80 us"')
     return float(Fraction(match[1]) * unit)
 
 
+def _within(field: str, value: object, least: float, most: float, want: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise bad(field, value, want)
+    return float(value)
+
+
 def share(field: str, value: object) -> float:
-    """A part of a whole, above 0 and at most 1.
+    """A part of a whole, at least a thousandth.
 
     Raises:
         InvalidArgumentError: It is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise bad(field, value, "a number above 0 and at most 1")
-    return float(value)
+    return _within(field, value, LEAST_SHARE, 1, f"a number from {LEAST_SHARE} to 1")
 
 
 def price(field: str, value: object) -> float:
@@ -119,11 +143,7 @@ def price(field: str, value: object) -> float:
     Raises:
         InvalidArgumentError: It is no amount.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad(field, value, "US dollars, at least 0")
-    if not math.isfinite(value) or value < 0:
-        raise bad(field, value, "US dollars, at least 0")
-    return float(value)
+    return _within(field, value, 0, MOST_USD, f"US dollars from 0 to {MOST_USD:.0f}")
 
 
 def large(value: float) -> str:

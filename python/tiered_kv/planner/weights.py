@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from fractions import Fraction
-from importlib import resources
+from pathlib import Path
 
 from tiered_kv.planner import units
 from tiered_kv.planner.units import bad, fault
@@ -64,7 +64,7 @@ def published(model: str, dtype: str = "bf16") -> Weights:
     Raises:
         InvalidArgumentError: They are not known here.
     """
-    text = resources.files("tiered_kv.planner").joinpath("parameters.json").read_text("utf-8")
+    text = Path(__file__).with_name("parameters.json").read_text("utf-8")
     known: dict[str, list[str]] = json.loads(text)
     if model not in known:
         raise fault(f"`params` is not known for {model}: give it, as in --params 70B")

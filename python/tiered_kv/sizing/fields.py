@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tiered_kv.sizing.checks import bad, count, fault
+from tiered_kv.sizing.checks import MOST, bad, count, fault
 
-MOST_LAYERS = 4096
+MOST_LAYERS = 1024
 
 
 class Fields:
@@ -34,6 +34,7 @@ class Fields:
         self.aliases = aliases or {}
         self.defaults = defaults or {}
         self.prefix = prefix
+        self._by_layer: Mapping[int, Any] | None = None
 
     def _find(self, name: str) -> Any:
         # A null in the configuration is an answer: no default takes its place.
@@ -86,8 +87,9 @@ class Fields:
     def number(self, name: str) -> float:
         """A number."""
         value = self._find(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise bad(self.prefix + name, value, "a number")
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if not known or not 0 < value <= MOST:
+            raise bad(self.prefix + name, value, "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -164,14 +166,23 @@ class Fields:
 
     def at_layer(self, layer: int) -> Fields:
         """The fields of one layer: `per_layer_config` overrides the others."""
-        overrides = self.mapping("per_layer_config")
-        # transformers writes the layers' numbers with leading zeros.
-        own = next((own for at, own in overrides.items() if _number(at) == layer), None)
+        own = self._overrides().get(layer)
         if own is None:
             return self
         if not isinstance(own, Mapping):
             raise bad(f"{self.prefix}per_layer_config[{layer}]", own, "an object")
         return self.with_values(own)
+
+    def _overrides(self) -> Mapping[int, Any]:
+        if self._by_layer is None:
+            found: dict[int, Any] = {}
+            for key, own in self.mapping("per_layer_config").items():
+                # transformers writes the layers' numbers with leading zeros.
+                at = _number(key)
+                if at is not None:
+                    found.setdefault(at, own)
+            self._by_layer = found
+        return self._by_layer
 
 
 def _number(key: object) -> int | None:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tiered_kv.sizing.checks import fault
+from tiered_kv.sizing.checks import count, fault
 
 MAGIC = b"GGUF"
 MOST_PAIRS = 4096
 MOST_TEXT = 1 << 20
 """The longest string read as a value, in bytes."""
-MOST_SKIPPED = 1 << 28
+MOST_SKIPPED = 1 << 26
 """The most bytes of a header: vocabularies are skipped, not kept."""
-MOST_ITEMS = 4096
+MOST_ITEMS = 1024
 """The longest array kept; a longer one is a vocabulary and is skipped."""
 
 _SCALARS = {
@@ -245,7 +245,7 @@ def _deepseek(config: dict[str, Any], pair: Pair) -> None:
 
 def _nextn(config: dict[str, Any], pair: Pair) -> None:
     # llama.cpp counts the layers that predict several tokens among the blocks.
-    more = pair("nextn_predict_layers") or 0
+    more = count("nextn_predict_layers", pair("nextn_predict_layers") or 0)
     config["num_nextn_predict_layers"] = more
     if isinstance(config["num_hidden_layers"], int):
         config["num_hidden_layers"] -= more

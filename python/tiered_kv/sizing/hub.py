@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered_kv.sizing.checks import fault
 from tiered_kv.sizing.documents import MOST_BYTES, load_json, parse_json
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 SECONDS = 10.0
 """How long an answer is waited for."""
@@ -56,6 +60,7 @@ def config_of(model: str) -> dict[str, Any]:
     # These two take longer to load than a size takes to compute.
     import urllib.error
     import urllib.request
+    from http.client import HTTPException
 
     url = address(model)
     if not url.startswith(("https://", "http://")):
@@ -66,14 +71,24 @@ def config_of(model: str) -> dict[str, Any]:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310
-            text: bytes = answer.read(MOST_BYTES + 1)
+            text = _body(answer, model)
     except urllib.error.HTTPError as error:
         reasons = {401: "it is not there, or needs HF_TOKEN", 403: "it needs HF_TOKEN"}
         reason = reasons.get(error.code, f"the hub answers {error.code}")
         raise _unreachable(model, reason) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise _unreachable(model, str(getattr(error, "reason", error))) from None
     return parse_json(text, url)
+
+
+def _body(answer: HTTPResponse, model: str) -> bytes:
+    """What the hub sends; a trickle does not go on for ever."""
+    text, end = b"", time.monotonic() + 3 * SECONDS
+    while len(text) <= MOST_BYTES and (more := answer.read1(1 << 16)):
+        text += more
+        if time.monotonic() > end:
+            raise _unreachable(model, f"it sends for more than {3 * SECONDS:.0f} s")
+    return text
 
 
 def _unreachable(model: str, reason: str) -> Exception:

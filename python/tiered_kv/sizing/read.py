@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tiered_kv.sizing import catalogue, hub
-from tiered_kv.sizing.checks import bad, count, fault
+from tiered_kv.sizing import catalogue
+from tiered_kv.sizing.checks import bad, count, fault, shown
 from tiered_kv.sizing.documents import load_json
 from tiered_kv.sizing.dtypes import BF16, DType, dtype_named
 from tiered_kv.sizing.families import ARCHITECTURES, build
 from tiered_kv.sizing.families.unknown import infer
 from tiered_kv.sizing.fields import Fields
-from tiered_kv.sizing.gguf import is_gguf, read_gguf
 from tiered_kv.sizing.spec import KvSpec
 
 _TEXT_PARTS = (
@@ -78,28 +77,46 @@ def read_config(
 def _values(source: Mapping[str, Any] | str | Path) -> tuple[Mapping[str, Any], str, str]:
     """A configuration, the name of its model, and where it is from."""
     if isinstance(source, Mapping):
-        named = source.get("_name_or_path") or source.get("model_type") or "model"
-        return source, str(named), ""
-    path = Path(source)
+        names = (source.get(field) for field in ("_name_or_path", "model_type"))
+        return source, next((name for name in names if name and isinstance(name, str)), "model"), ""
+    try:
+        found = _of_path(Path(source))
+    except OSError as error:
+        raise fault(f"`model` is {shown(str(source))}: {error.strerror or error}") from None
+    return _of_name(source) if found is None else found
+
+
+def _of_path(path: Path) -> tuple[Mapping[str, Any], str, str] | None:
+    """What `_values` gives for a file or a directory; None where there is none."""
     if path.is_dir():
         config = path / "config.json"
         if not config.is_file():
             raise fault(f"`model` is the directory {path}, which has no config.json")
         return load_json(config), path.resolve().name, str(config)
     if path.is_file():
+        from tiered_kv.sizing.gguf import is_gguf, read_gguf
+
         if is_gguf(path):
             return read_gguf(path), path.stem, str(path)
         parent = path.resolve().parent.name if path.name == "config.json" else path.stem
         return load_json(path), parent, str(path)
+    return None
+
+
+def _of_name(source: str | Path) -> tuple[Mapping[str, Any], str, str]:
+    """What `_values` gives for a name of the catalogue or a hub id."""
     found = catalogue.find(str(source))
     if found is not None:
         return found.config, found.name, found.source
+    # Most names are found before: neither this nor the reader of GGUF files is loaded for them.
+    from tiered_kv.sizing import hub
+
     if isinstance(source, Path) or not hub.is_id(source):
         close = catalogue.close_to(str(source))
         hint = f"; close in the catalogue: {', '.join(close)}" if close else ""
         raise fault(
-            f"`model` is {str(source)!r}: give a configuration's path, a hub id (owner/name) or a "
-            f"name of the catalogue{hint}"
+            f"`model` is {shown(str(source))}: give a configuration's path, a hub id "
+            f"(owner/name) or a name of the catalogue{hint}"
         )
     return hub.config_of(source), source, hub.address(source)
 
@@ -126,12 +143,15 @@ def text_part(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 def _describes(values: Mapping[str, Any]) -> bool:
     """Whether the layers stand beside the nested parts, as in older vision-language models."""
-    known = values.get("model_type") in ARCHITECTURES
+    outer = values.get("model_type")
+    known = isinstance(outer, str) and outer in ARCHITECTURES
     return known and values.get("num_hidden_layers") is not None
 
 
 def _text_type(outer: object) -> str | None:
     """The model type of a part that does not name it."""
+    if not isinstance(outer, str):
+        return None
     for ending in ("_text", ""):
         if f"{outer}{ending}" in ARCHITECTURES:
             return f"{outer}{ending}"

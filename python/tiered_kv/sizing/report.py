@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered_kv.sizing.compare import as_gqa, as_mha
-from tiered_kv.sizing.engines import EngineReport
 from tiered_kv.sizing.parallel import Parallel, heads_of_rank, rank_bytes
 from tiered_kv.sizing.parts import Part, SpanKind
 from tiered_kv.sizing.spec import Comparison, KvSpec, LayerGroup, Role
+
+if TYPE_CHECKING:
+    from tiered_kv.sizing.engines import EngineReport
 
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -106,7 +108,7 @@ def _comparison(found: Comparison | None) -> dict[str, Any] | None:
     return {
         "bytes_per_token": found.bytes_per_token,
         "bytes_total": found.bytes_total,
-        "ratio": round(float(found.ratio), 4),
+        "ratio": round(float(found.ratio), 4) if found.exact else None,
         "why": found.why,
     }
 
@@ -163,9 +165,10 @@ def _both(size: int) -> str:
 
 def _rule(rule: str, found: Mapping[str, Any] | None) -> Iterator[str]:
     if found is not None:
+        ratio = "" if found["ratio"] is None else f", {found['ratio']:.2f} x"
         yield (
             f"as {rule.upper()}: {_rate(found['bytes_per_token'])} B a token, "
-            f"{readable(found['bytes_total'])}, {found['ratio']:.2f} x: {found['why']}"
+            f"{readable(found['bytes_total'])}{ratio}: {found['why']}"
         )
 
 

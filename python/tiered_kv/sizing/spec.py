@@ -6,11 +6,14 @@ import dataclasses
 import enum
 from collections.abc import Callable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from tiered_kv.sizing.checks import count, fault
 from tiered_kv.sizing.dtypes import DType
 from tiered_kv.sizing.parts import Part, SpanKind
-from tiered_kv.spec import KvLayout
+
+if TYPE_CHECKING:
+    from tiered_kv.spec import KvLayout
 
 
 class Kind(enum.Enum):

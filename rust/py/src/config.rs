@@ -78,7 +78,10 @@ pub(crate) fn read(
     let mut table = toml::Table::new();
     for (name, value) in fields {
         if !value.is_none() {
-            let name: String = name.extract()?;
+            let name: String = name.extract().map_err(|_| {
+                let shown = name.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+                refused(name.py(), format!("`{shown}` is no field: give the name as UTF-8 text"))
+            })?;
             let value = to_toml(&name, &value)?;
             table.insert(name, value);
         }

@@ -11,12 +11,12 @@
 
 use crate::batch::Ledger;
 use crate::entries::{Entries, Entry};
-use crate::found::{in_parallel, recovery_threads};
 use crate::machine::DriveId;
 use crate::resident::{FreedSlots, Resident};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, RwLock, RwLockReadGuard};
 use std::hash::{Hash, Hasher};
+use tiered_kv_io::{in_parallel, recovery_threads};
 use tiered_kv_types::{BlockInfo, BlockKey, KEY_BYTES, Tier};
 
 /// A key and the namespace it lives in; compared whole.

@@ -8,6 +8,7 @@ use crate::codec::{Writer, array, triage, u32_at, unused};
 use crate::record::{
     Decoded, RECORD_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, record_segment,
 };
+use std::iter::once;
 
 const CHECKPOINT_MAGIC: &[u8; 8] = b"TKVCHK01";
 const HEAD_BYTES: usize = 64;
@@ -83,7 +84,7 @@ impl<'a> CheckpointView<'a> {
                 .and_then(|(a, b)| a.checked_add(b).map(|sum| (a, sum)));
             let Some((split, len)) = fits else { return Decoded::Damaged };
             let ours = array::<16>(head, 16) == *store;
-            let clean = unused(head, [44..HEAD_BYTES]);
+            let clean = unused(head, once(44..HEAD_BYTES));
             if !ours || !clean || len != body.len() || u32_at(head, 40) != crc32c::crc32c(body) {
                 return Decoded::Damaged;
             }

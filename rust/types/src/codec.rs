@@ -45,7 +45,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Whether all of these bytes are zero, as what a structure does not use has to be: one that reads
 /// back is written with the very same bytes.
-pub(crate) fn unused<const N: usize>(bytes: &[u8], ranges: [Range<usize>; N]) -> bool {
+pub(crate) fn unused(bytes: &[u8], ranges: impl IntoIterator<Item = Range<usize>>) -> bool {
     ranges.into_iter().all(|range| bytes[range.clone()] == ZEROS[..range.len()])
 }
 

@@ -86,7 +86,7 @@ impl Error {
             ErrorKind::InUse | ErrorKind::NoSpace | ErrorKind::Io => Retry::Later,
             _ => Retry::Never,
         };
-        Self { kind, retry, op, context: context.into(), source: None }
+        Self { kind, retry, op, context: one_line(context.into()), source: None }
     }
 
     /// The same error with its cause attached.
@@ -130,11 +130,24 @@ impl Error {
     }
 }
 
+/// `text` with its control characters escaped: names and paths in it are somebody else's, and must
+/// neither break a line of a log nor drive a terminal.
+fn one_line(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.op, self.context)?;
         if let Some(source) = &self.source {
-            write!(f, " ({source})")?;
+            write!(f, " ({})", one_line(source.to_string()))?;
         }
         Ok(())
     }
@@ -143,5 +156,18 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_ref().map(|s| s.as_ref() as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_causes_from_outside_stay_on_one_line() {
+        let cause = std::io::Error::other("two\nlines");
+        let error = Error::new(ErrorKind::Config, "open", "`a\n\u{1b}[2Jb` is unknown");
+        let text = error.with_source(cause).to_string();
+        assert_eq!(text, "open: `a\\n\\u{1b}[2Jb` is unknown (two\\nlines)");
     }
 }

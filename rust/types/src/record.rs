@@ -8,6 +8,7 @@
 use crate::key::BlockKey;
 use crate::namespace::NamespaceId;
 use crate::tier::{BlockInfo, BlockType};
+use std::iter::once;
 
 /// Version of everything written to a durable tier. A change of the bytes bumps it.
 pub const FORMAT_VERSION: u32 = 1;
@@ -254,7 +255,7 @@ impl SegmentHeader {
     /// Reads a segment header; the geometry is the reader's to check.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
         triage(bytes, SEGMENT_MAGIC, SEGMENT_HEADER_BYTES).then(|()| {
-            if !unused(bytes, [72..SEGMENT_HEADER_BYTES]) {
+            if !unused(bytes, once(72..SEGMENT_HEADER_BYTES)) {
                 return Decoded::Damaged;
             }
             Decoded::Valid(Self {
@@ -303,7 +304,7 @@ impl Superblock {
     /// Reads a superblock.
     pub fn decode(bytes: &[u8]) -> Decoded<Self> {
         triage(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_BYTES).then(|()| {
-            if !unused(bytes, [56..SUPERBLOCK_BYTES]) {
+            if !unused(bytes, once(56..SUPERBLOCK_BYTES)) {
                 return Decoded::Damaged;
             }
             Decoded::Valid(Self {

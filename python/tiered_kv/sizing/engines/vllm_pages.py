@@ -160,11 +160,13 @@ def _sliding(context: int, window: int, size: int) -> int:
 
 
 def _chunked(context: int, chunk: int, size: int) -> int:
-    # A page that reaches over the start of a chunk stays; the pattern repeats after `size` chunks.
-    most = 0
-    for start in range(0, min(context, chunk * size), chunk):
-        last = min(start + chunk, context)
-        most = max(most, -(-last // size) - start // size)
-        if chunk % size == 0:
-            break
-    return most
+    # A page that reaches over the start of a chunk stays. Each chunk starts `over` tokens further
+    # into its page than the one before; the first that starts at the last multiple of `over` in a
+    # page is the first to need one page more, where its own tokens do not end with that page.
+    full = -(-min(context, chunk) // size)
+    over = chunk % size
+    if over == 0 or size % over == 0:
+        return full
+    late = size // over
+    first = late * chunk + -(-chunk // size) * size - late * over
+    return full + int(context > first)

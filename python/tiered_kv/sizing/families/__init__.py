@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiered_kv.sizing.checks import bad, fault
+from tiered_kv.sizing.checks import bad, count, fault
 from tiered_kv.sizing.dtypes import DType
 from tiered_kv.sizing.families.arch import (
     Arch,
@@ -15,7 +15,7 @@ from tiered_kv.sizing.families.arch import (
 )
 from tiered_kv.sizing.families.encoders import decoder_fields
 from tiered_kv.sizing.families.table import ARCHITECTURES
-from tiered_kv.sizing.fields import Fields
+from tiered_kv.sizing.fields import MOST_LAYERS, Fields
 from tiered_kv.sizing.layers import Keep, grouped, shared
 from tiered_kv.sizing.spec import AsIf, Kind, KvSpec, Role
 
@@ -52,9 +52,9 @@ def build(
         fields = decoder_fields(fields)
     if arch.window is not None and (window := arch.window(fields)) is not None:
         fields = fields.with_values({"sliding_window": window})
-    count = _layers(fields, arch)
-    found = layer_types(fields, arch, count)
-    types, more = tuple(found[:count]), found[count:]
+    layers = _layers(fields, arch)
+    found = layer_types(fields, arch, layers)
+    types, more = tuple(found[:layers]), found[layers:]
     kept = _model(fields, arch, types, dtype)
     if arch.again is not None:
         kept += [kept[layer] for layer in arch.again(fields)]
@@ -70,9 +70,9 @@ def build(
         name=name,
         model_type=model_type,
         groups=groups,
-        num_layers=count // arch.caches_per_layer,
+        num_layers=layers // arch.caches_per_layer,
         kv_dtype=dtype,
-        as_if=_as_if(fields, arch, count),
+        as_if=_as_if(fields, arch, layers),
         caches_per_layer=arch.caches_per_layer,
         max_context=_max_context(fields),
         encoder_len=encoder or 0,
@@ -82,14 +82,14 @@ def build(
 
 def _layers(fields: Fields, arch: Arch) -> int:
     if arch.layers is not None:
-        count = arch.layers(fields)
+        own = count("num_layers", arch.layers(fields), least=1, most=MOST_LAYERS)
         if not fields.has("num_hidden_layers"):
-            fields.values = {**fields.values, "num_hidden_layers": count}
-        return count
+            fields.values = {**fields.values, "num_hidden_layers": own}
+        return own
     listed = fields.words("layer_types") or fields.words("layers_block_type")
     pattern = fields.given("hybrid_override_pattern")
     if not fields.has("num_hidden_layers") and (listed or isinstance(pattern, str)):
-        return len(listed or pattern)
+        return count("num_hidden_layers", len(listed or pattern), least=1, most=MOST_LAYERS)
     return fields.layers()
 
 
@@ -136,6 +136,9 @@ def _extra(
         listed = [types[last]]
     else:
         wanted = fields.maybe(*arch.mtp)
+        if wanted is not None:
+            # Each asks for a layer to be built.
+            count(" or ".join(arch.mtp), wanted, most=MOST_LAYERS)
         own = fields.words("mtp_layer_types") or fields.words("mtp_layers_block_type")
         if not wanted:
             names = " or ".join(f"`{name}`" for name in arch.mtp)

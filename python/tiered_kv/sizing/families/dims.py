@@ -28,6 +28,14 @@ def falcon(layer: Layer) -> Dims:
     return 1 if fields.flag("multi_query", True) else own, dim, dim
 
 
+def refined_web(layer: Layer) -> Dims:
+    """Falcon under its first names: `n_head_kv` heads, one only where `multi_query` says so."""
+    fields = layer.fields
+    dim = head_dim(fields)
+    own = fields.maybe("num_kv_heads", "n_head_kv", least=1) or query_heads(fields)
+    return 1 if fields.flag("multi_query") else own, dim, dim
+
+
 def nested_heads(layer: Layer) -> Dims:
     """DBRX and MPT: the key-value heads stand in `attn_config`."""
     fields = layer.fields

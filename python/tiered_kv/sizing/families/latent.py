@@ -8,7 +8,7 @@ from tiered_kv.sizing.checks import bad
 from tiered_kv.sizing.dtypes import FP32, INT64
 from tiered_kv.sizing.families.arch import Layer, heads, indexer, softmax
 from tiered_kv.sizing.families.patterns import without_rope
-from tiered_kv.sizing.fields import Fields
+from tiered_kv.sizing.fields import MOST_LAYERS, Fields
 from tiered_kv.sizing.layers import Keep, index_keys, mla
 from tiered_kv.sizing.parts import Part, Span, SpanKind, last
 from tiered_kv.sizing.spec import Kind
@@ -55,9 +55,9 @@ def topk_types(fields: Fields) -> list[str]:
     pattern = fields.given("index_topk_pattern")
     if isinstance(pattern, str):
         names = {"F": "full", "S": "shared"}
-        for letter in pattern:
-            if letter not in names:
-                raise bad(f"{fields.prefix}index_topk_pattern", pattern, "letters F and S")
+        if len(pattern) > MOST_LAYERS or set(pattern) - set(names):
+            want = f"at most {MOST_LAYERS} letters F and S"
+            raise bad(f"{fields.prefix}index_topk_pattern", pattern, want)
         return [names[letter] for letter in pattern]
     if pattern is not None:
         return fields.words("index_topk_pattern") or []

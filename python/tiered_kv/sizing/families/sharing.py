@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiered_kv.sizing.checks import bad, count, fault
-from tiered_kv.sizing.fields import Fields
+from tiered_kv.sizing.fields import MOST_LAYERS, Fields
 
 Sources = list[int | None]
 """For each layer the one whose keys and values it reads; None for its own."""
@@ -60,4 +60,8 @@ def inkling_loops(fields: Fields) -> list[int]:
 def _again(fields: Fields, first: int, end: int, passes: int) -> list[int]:
     if not first <= end <= fields.layers():
         raise fault(f"the looped layers {first} to {end} are not within `{fields.prefix}layers`")
-    return [*range(first, end)] * (count("loops", passes, least=1, most=1024) - 1)
+    count("loops", passes, least=1, most=MOST_LAYERS)
+    again = [*range(first, end)]
+    if len(again) * passes > MOST_LAYERS:
+        raise fault(f"{passes} loops of {len(again)} layers are more than {MOST_LAYERS} caches")
+    return again * (passes - 1)

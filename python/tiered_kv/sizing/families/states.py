@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tiered_kv.sizing.checks import fault
+from tiered_kv.sizing.checks import count, fault
 from tiered_kv.sizing.dtypes import FP32, INT64, DType, dtype_named
 from tiered_kv.sizing.families.arch import Layer, head_dim, query_heads
 from tiered_kv.sizing.families.dims import by_window
@@ -47,7 +47,7 @@ def _inner(fields: Fields) -> int:
     for name in names:
         if fields.has(name):
             inner = fields.number(name) * fields.integer("hidden_size")
-            return int(inner)
+            return count(f"{fields.prefix}{name} x hidden_size", int(inner), least=1)
     raise fields.missing(*names)
 
 

@@ -55,7 +55,8 @@ def infer(fields: Fields, model_type: str | None) -> tuple[Arch, str]:
     if fields.prefix.endswith("decoder.") or fields.flag("is_encoder_decoder"):
         raise fault(f"{called}: whether its decoder attends to an encoder cannot be inferred")
     fields.layers()
-    for name in sorted(fields.values):
+    names: list[object] = list(fields.values)
+    for name in sorted(name for name in names if isinstance(name, str)):
         value = fields.values[name]
         if value in (None, False, 0, [], {}) or not any(hint in name for hint in _HINTS):
             continue
