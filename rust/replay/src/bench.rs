@@ -3,11 +3,12 @@
 use crate::policies::{is_seeded, make};
 use crate::trace::{Trace, percent};
 use serde::Serialize;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use tiered_kv_policy::classic::{NextUses, next_uses};
-use tiered_kv_policy::{Cache, Request, RequestKind};
+use tiered_kv_policy::{Beta, BetaOptions, Cache, Request, RequestKind};
 
 /// Tokens of prefix at which attention costs as much as all the rest of a token's work: 2 x 8e9
 /// operations against 4 x 32 layers x 4,096 for each token before it, as in an 8B model.
@@ -31,6 +32,37 @@ pub struct Job {
     pub policy: &'static str,
     /// Seed of the policy's draws.
     pub seed: u64,
+}
+
+/// How far the runs are, and whether they shall end: for other threads than those that run.
+#[derive(Debug, Default)]
+pub struct Progress {
+    requests: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Progress {
+    /// Requests in a step of the count.
+    const STEP: u64 = 256;
+
+    /// Requests applied so far, over all runs: in the end as many as the trace has, for each job.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Ends all runs soon.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the runs shall end.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, requests: u64) {
+        self.requests.fetch_add(requests, Ordering::Relaxed);
+    }
 }
 
 /// What a run found.
@@ -76,13 +108,13 @@ fn cost(blocks: usize, block_tokens: u32) -> f64 {
     tokens + tokens * tokens / (2.0 * ATTENTION_TOKENS)
 }
 
-/// Applies all requests of the trace to one cache; `each` sees the hits of each. Hits in all, and
-/// the parts of the work saved and asked for.
+/// Applies all requests of the trace to one cache; `each` sees the number and the hits of each, and
+/// may end it. Hits in all, and the parts of the work saved and asked for.
 pub fn replay(
     trace: &Trace,
     options: Options,
     cache: &mut dyn Cache,
-    mut each: impl FnMut(usize, usize),
+    mut each: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> (u64, f64, f64) {
     let mut blocks = Vec::new();
     let (mut hits, mut saved, mut asked) = (0u64, 0f64, 0f64);
@@ -101,10 +133,12 @@ pub fn replay(
             block_tokens: trace.block_tokens,
         };
         let hit = cache.request(&request);
-        each(number, hit);
         hits += hit as u64;
         saved += cost(hit, trace.block_tokens);
         asked += cost(request.prompt, trace.block_tokens);
+        if each(number, hit).is_break() {
+            break;
+        }
     }
     (hits, saved, asked)
 }
@@ -134,11 +168,35 @@ impl Clock {
     }
 }
 
-fn run_one(trace: &Trace, options: Options, job: Job, future: &NextUses) -> Outcome {
+/// [`replay`] that another thread can watch and stop.
+pub(crate) fn watched(
+    trace: &Trace,
+    options: Options,
+    cache: &mut dyn Cache,
+    progress: &Progress,
+) -> (u64, f64, f64) {
+    let found = replay(trace, options, cache, |number, _| {
+        if !(number as u64 + 1).is_multiple_of(Progress::STEP) {
+            return ControlFlow::Continue(());
+        }
+        progress.add(Progress::STEP);
+        if progress.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    progress.add(trace.entries().len() as u64 % Progress::STEP);
+    found
+}
+
+fn run_one(
+    trace: &Trace,
+    options: Options,
+    job: Job,
+    future: &NextUses,
+    progress: &Progress,
+) -> Outcome {
     let capacity = capacity_blocks(trace, job.capacity_pct);
     let mut cache = make(job.policy, capacity, job.seed, future);
     let start = Clock::start();
-    let (hits, saved, asked) = replay(trace, options, cache.as_mut(), |_, _| ());
+    let (hits, saved, asked) = watched(trace, options, cache.as_mut(), progress);
     let nanos = start.nanos();
     assert!(cache.residents() <= capacity, "{}: more resident than may be", job.policy);
     Outcome {
@@ -152,15 +210,16 @@ fn run_one(trace: &Trace, options: Options, job: Job, future: &NextUses) -> Outc
     }
 }
 
-/// Runs all jobs, `threads` at a time; `progress` hears of each as it ends. Results are in the
-/// order of the jobs.
+/// Runs all jobs, `threads` at a time; `ended` hears of each as it ends. Results are in the order
+/// of the jobs; there are none if `progress` was told to stop.
 pub fn run(
     trace: &Trace,
     options: Options,
     jobs: &[Job],
     threads: usize,
-    progress: impl Fn(&Outcome) + Sync,
-) -> Vec<Outcome> {
+    progress: &Progress,
+    ended: impl Fn(&Outcome) + Sync,
+) -> Option<Vec<Outcome>> {
     let future = if jobs.iter().any(|job| job.policy == "min") {
         let entries = trace.entries();
         next_uses(entries.len(), |number, blocks| {
@@ -175,11 +234,12 @@ pub fn run(
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             scope.spawn(|| {
-                while let number = next.fetch_add(1, Ordering::Relaxed)
+                while !progress.is_stopped()
+                    && let number = next.fetch_add(1, Ordering::Relaxed)
                     && let Some(job) = jobs.get(number)
                 {
-                    let outcome = run_one(trace, options, *job, &future);
-                    progress(&outcome);
+                    let outcome = run_one(trace, options, *job, &future, progress);
+                    ended(&outcome);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((number, outcome));
                 }
             });
@@ -187,5 +247,20 @@ pub fn run(
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(number, _)| *number);
-    done.into_iter().map(|(_, outcome)| outcome).collect()
+    let whole = !progress.is_stopped() && done.len() == jobs.len();
+    whole.then(|| done.into_iter().map(|(_, outcome)| outcome).collect())
+}
+
+/// What the predictor has learned at the end of the trace, at a capacity in blocks; `None` if
+/// `progress` was told to stop.
+pub fn learned(
+    trace: &Trace,
+    options: Options,
+    predictor: BetaOptions,
+    capacity: usize,
+    progress: &Progress,
+) -> Option<Beta> {
+    let mut beta = Beta::new(capacity, predictor, 0);
+    watched(trace, options, &mut beta, progress);
+    (!progress.is_stopped()).then_some(beta)
 }

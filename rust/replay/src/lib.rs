@@ -11,10 +11,12 @@ mod policies;
 mod read;
 mod report;
 mod trace;
+mod write;
 
-pub use bench::{Job, Options, Outcome, capacity_blocks, jobs, replay, run};
+pub use bench::{Job, Options, Outcome, Progress, capacity_blocks, jobs, learned, replay, run};
 pub use generate::{KINDS, generate};
-pub use policies::{ABLATION, ALL, TRIED, Unknown, known};
+pub use policies::{ABLATION, ALL, TRIED, Unknown, known, predictor};
 pub use read::{ReadError, read, read_path};
 pub use report::{Report, table};
-pub use trace::{Builder, Entry, Trace};
+pub use trace::{Builder, Entry, Format, Trace};
+pub use write::write;

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Report, TRIED, Trace};
+use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Progress, Report, TRIED, Trace};
 use tiered_kv_replay::{generate, jobs, known, read_path, run, table};
 
 const USAGE: &str = "usage: tiered-kv-replay TRACE | generate:KIND[:REQUESTS[:SEED]]
@@ -106,7 +106,8 @@ fn main_with_errors() -> Result<(), String> {
         eprintln!("warning: {} blocks came behind another one than before", trace.unchained);
     }
     let jobs = jobs(&arguments.capacities, &arguments.policies, arguments.seeds);
-    let results = run(&trace, arguments.options, &jobs, arguments.threads, |outcome| {
+    let progress = Progress::default();
+    let results = run(&trace, arguments.options, &jobs, arguments.threads, &progress, |outcome| {
         if !arguments.quiet {
             eprintln!(
                 "{} {} % seed {}: {:.2} %, {:.0} ns/block",
@@ -118,6 +119,7 @@ fn main_with_errors() -> Result<(), String> {
             );
         }
     });
+    let results = results.expect("nobody told it to stop");
     let report = Report::new(&trace, arguments.options, results);
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?;

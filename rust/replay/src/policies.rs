@@ -67,6 +67,11 @@ pub fn known(name: &str) -> Option<&'static str> {
     ALL.iter().chain(ABLATION).chain(TRIED).find(|known| **known == name).copied()
 }
 
+/// The options of the predictor of this name, if it is one.
+pub fn predictor(name: &str) -> Option<BetaOptions> {
+    BetaOptions::named(name)
+}
+
 /// Whether draws decide: then seeds differ.
 pub(crate) fn is_seeded(name: &str) -> bool {
     name.starts_with("beta") || name == "lhd"

@@ -1,37 +1,56 @@
 //! Readers of trace files: one JSON object a line, gzip or plain.
 
-use crate::trace::{Builder, Entry, Trace};
+use crate::trace::{Builder, Entry, Format, Trace};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use tiered_kv_policy::RequestKind;
 
-/// Longest line, in bytes: a prompt of ten million blocks, one id each.
-const MAX_LINE: u64 = 128 << 20;
+/// Longest line, in bytes: a prompt of millions of blocks, one id each.
+const MAX_LINE: u64 = 64 << 20;
 /// Most bytes read of one trace, unpacked.
 const MAX_BYTES: u64 = 64 << 30;
+/// Most blocks of one request: a few bytes of a file can ask for any number of them.
+const MAX_REQUEST: u64 = 1 << 22;
+/// Longest label or hash, in bytes.
+const MAX_LABEL: usize = 512;
+/// Most different blocks of one trace, some 16 bytes each.
+const MAX_BLOCKS: usize = 1 << 27;
 /// Most accesses of one trace.
-const MAX_ACCESSES: u64 = 1 << 33;
+const MAX_ACCESSES: u64 = 1 << 32;
 /// Most requests of one trace.
 const MAX_REQUESTS: usize = 1 << 26;
 /// Tokens of a block where a format does not say.
 const MOONCAKE_BLOCK: u32 = 512;
 const BAILIAN_BLOCK: u32 = 16;
+const LMCACHE_BLOCK: u32 = 256;
 /// Kinds with a number of their own; labels come after them.
 const NAMED_KINDS: u8 = 5;
 
 /// Why a trace could not be read.
 #[derive(Debug)]
 pub struct ReadError {
+    /// What the system said, where it refused.
+    pub io: Option<std::io::ErrorKind>,
     /// Line of the file, from one; zero where it is not about a line.
     pub line: usize,
     /// What is wrong, and what to do.
     pub reason: String,
+}
+
+impl ReadError {
+    fn at(line: usize, reason: String) -> Self {
+        Self { io: None, line, reason }
+    }
+
+    fn of_system(line: usize, error: &std::io::Error) -> Self {
+        Self { io: Some(error.kind()), line, reason: error.to_string() }
+    }
 }
 
 impl fmt::Display for ReadError {
@@ -71,15 +90,68 @@ struct Line<'a> {
     chat_id: Option<i64>,
     #[serde(default)]
     parent_chat_id: Option<i64>,
+    /// LMCache's lookups, in seconds: a hash a chunk, over all tokens up to its end.
+    #[serde(borrow, default)]
+    chunk_hashes: Option<Vec<Cow<'a, str>>>,
+    #[serde(borrow, default, alias = "lookup_id")]
+    request_id: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    model_name: Option<Cow<'a, str>>,
+    #[serde(default)]
+    chunk_size: Option<u32>,
+    #[serde(default)]
+    seq_len: Option<u32>,
 }
 
-/// Reads a trace: runs of ids (`hash_runs`), Mooncake's or Qwen-Bailian's lines, packed or not.
+impl Line<'_> {
+    /// Labels are kept, so they are bounded.
+    fn check_labels(&self) -> Result<(), String> {
+        let labels = [
+            ("session_id", &self.session_id),
+            ("type", &self.kind),
+            ("request_id", &self.request_id),
+            ("model_name", &self.model_name),
+        ];
+        let long = |text: &Cow<'_, str>| text.len() > MAX_LABEL;
+        for (field, label) in labels {
+            if label.as_ref().is_some_and(long) {
+                return Err(format!("{field}: more than {MAX_LABEL} bytes"));
+            }
+        }
+        if self.chunk_hashes.as_ref().is_some_and(|hashes| hashes.iter().any(long)) {
+            return Err(format!("chunk_hashes: one has more than {MAX_LABEL} bytes"));
+        }
+        Ok(())
+    }
+
+    /// Which format it is of, and how many tokens its blocks have.
+    fn format(&self) -> Result<(Format, u32), String> {
+        let format = match (&self.hash_runs, &self.hash_ids, &self.chunk_hashes) {
+            (Some(_), None, None) => Format::Runs,
+            (None, Some(_), None) if self.chat_id.is_some() => Format::QwenBailian,
+            (None, Some(_), None) => Format::Mooncake,
+            (None, None, Some(_)) => Format::Lmcache,
+            _ => return Err("one of hash_runs, hash_ids and chunk_hashes is wanted".to_owned()),
+        };
+        let (said, default) = match format {
+            Format::QwenBailian => (self.block_size, BAILIAN_BLOCK),
+            Format::Lmcache => (self.chunk_size, LMCACHE_BLOCK),
+            Format::Runs | Format::Mooncake => (self.block_size, MOONCAKE_BLOCK),
+        };
+        match said.unwrap_or(default) {
+            0 => Err("block_size: at least 1 is wanted".to_owned()),
+            tokens => Ok((format, tokens)),
+        }
+    }
+}
+
+/// Reads a trace: runs of ids (`hash_runs`), Mooncake's or Qwen-Bailian's lines, or LMCache's log of
+/// lookups, packed or not.
 ///
 /// # Errors
 /// The file cannot be read, or a line is no request of a known format, is out of order or too long.
 pub fn read_path(path: &Path) -> Result<Trace, ReadError> {
-    let whole = |reason: String| ReadError { line: 0, reason };
-    let file = File::open(path).map_err(|e| whole(format!("{}: {e}", path.display())))?;
+    let file = File::open(path).map_err(|e| ReadError::of_system(0, &e))?;
     let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let name = name.split('.').next().unwrap_or_default().to_owned();
     read(BufReader::new(file), &name)
@@ -90,7 +162,7 @@ pub fn read_path(path: &Path) -> Result<Trace, ReadError> {
 /// # Errors
 /// As [`read_path`].
 pub fn read(mut source: impl BufRead, name: &str) -> Result<Trace, ReadError> {
-    let start = source.fill_buf().map_err(|e| ReadError { line: 0, reason: e.to_string() })?;
+    let start = source.fill_buf().map_err(|e| ReadError::of_system(0, &e))?;
     if start.starts_with(&[0x1f, 0x8b]) {
         read_lines(BufReader::new(MultiGzDecoder::new(source)), name)
     } else {
@@ -102,19 +174,19 @@ fn read_lines(mut source: impl BufRead, name: &str) -> Result<Trace, ReadError> 
     let mut reader = Reader::default();
     let (mut text, mut total) = (Vec::new(), 0u64);
     for line in 1.. {
-        let fail = |reason: String| ReadError { line, reason };
         text.clear();
         let read = source.by_ref().take(MAX_LINE).read_until(b'\n', &mut text);
-        let read = read.map_err(|e| fail(e.to_string()))? as u64;
+        let read = read.map_err(|e| ReadError::of_system(line, &e))? as u64;
         if read == 0 {
             break;
         }
         total += read;
         if read == MAX_LINE || total > MAX_BYTES {
-            return Err(fail(format!("more than {MAX_LINE} bytes a line, or {MAX_BYTES} in all")));
+            let reason = format!("more than {MAX_LINE} bytes a line, or {MAX_BYTES} in all");
+            return Err(ReadError::at(line, reason));
         }
         if !text.trim_ascii().is_empty() {
-            reader.line(&text).map_err(fail)?;
+            reader.line(&text).map_err(|reason| ReadError::at(line, reason))?;
         }
     }
     reader.finish(name)
@@ -122,60 +194,71 @@ fn read_lines(mut source: impl BufRead, name: &str) -> Result<Trace, ReadError> 
 
 #[derive(Default)]
 struct Reader {
-    builder: Option<(Builder, u32)>,
+    builder: Option<(Builder, Format, u32)>,
     sessions: HashMap<String, u32>,
     /// Sessions of chats, where a chat names its predecessor.
     chats: HashMap<i64, u32>,
     next_session: u32,
     kinds: HashMap<String, u8>,
+    /// Numbers of the hashes that are text, and lookups that were seen.
+    hashes: HashMap<String, u64>,
+    lookups: HashSet<String>,
 }
 
 impl Reader {
     fn line(&mut self, text: &[u8]) -> Result<(), String> {
-        let line: Line<'_> = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-        let chat = line.chat_id.is_some();
-        let own = line.hash_runs.is_some();
-        let default = if chat { BAILIAN_BLOCK } else { MOONCAKE_BLOCK };
-        let block_tokens = line.block_size.unwrap_or(default);
-        let scale = if own || chat { 1e9 } else { 1e6 };
+        let line: Line<'_> = serde_json::from_slice(text)
+            .map_err(|e| format!("not a request of a known format ({e})"))?;
+        let (format, block_tokens) = line.format()?;
+        line.check_labels()?;
+        let scale = if format == Format::Mooncake { 1e6 } else { 1e9 };
         let now = line.timestamp * scale;
         if !(now >= 0.0 && now < u64::MAX as f64) {
             return Err("timestamp: a number of seconds from zero on is wanted".to_owned());
         }
-        if block_tokens == 0 {
-            return Err("block_size: at least 1 is wanted".to_owned());
+        if self.is_repeated(&line) {
+            return Ok(());
         }
-        if line.out_hash_runs.len() + line.hash_runs.as_ref().map_or(0, Vec::len) > 1 << 24 {
-            return Err("hash_runs: too many".to_owned());
-        }
-        let prompt = match (line.hash_runs, line.hash_ids) {
-            (Some(runs), None) => runs,
-            (None, Some(ids)) => ids.into_iter().map(|id| (id, 1)).collect(),
-            _ => return Err("either hash_runs or hash_ids is wanted".to_owned()),
-        };
         let session = match (line.session_id.as_deref(), line.chat_id) {
             (Some(""), _) | (None, None) => None,
             (Some(label), _) => Some(self.session(label)),
             (None, Some(chat)) => Some(self.chat(chat, line.parent_chat_id)),
         };
         let kind = self.kind(line.kind.as_deref());
-        let (builder, size) =
-            self.builder.get_or_insert_with(|| (Builder::new(block_tokens), block_tokens));
-        if *size != block_tokens {
-            return Err(format!("block_size: {block_tokens} after {size}"));
-        }
-        let mut runs = prompt.iter().chain(&line.out_hash_runs);
-        if runs.any(|(start, len)| start.checked_add(u64::from(*len)).is_none()) {
-            return Err("hash_runs: a run goes beyond the largest id".to_owned());
-        }
-        let blocks: u64 =
-            prompt.iter().chain(&line.out_hash_runs).map(|run| u64::from(run.1)).sum();
-        if builder.size() + blocks > MAX_ACCESSES || builder.len() >= MAX_REQUESTS {
-            return Err(format!("more than {MAX_ACCESSES} accesses or {MAX_REQUESTS} requests"));
-        }
-        let tokens = (line.input_length, line.output_length);
+        let tokens = (line.seq_len.unwrap_or(line.input_length), line.output_length);
         let entry = Entry::new(now.round() as u64, session, kind, tokens);
+        let prompt = match (line.hash_runs, line.hash_ids, line.chunk_hashes) {
+            (Some(runs), ..) => runs,
+            (_, Some(ids), _) => ids.into_iter().map(|id| (id, 1)).collect(),
+            (.., hashes) => self.numbers(hashes.unwrap_or_default(), line.model_name.as_deref()),
+        };
+        let first = || (Builder::new(block_tokens), format, block_tokens);
+        let (builder, _, size) = self.builder.get_or_insert_with(first);
+        if *size != block_tokens {
+            return Err(format!("block_size: {block_tokens} after {size}: one trace has one"));
+        }
+        check_size(builder, &prompt, &line.out_hash_runs)?;
         builder.add(entry, &prompt, &line.out_hash_runs)
+    }
+
+    /// Whether it is a lookup of a request that was looked up before: it counts once.
+    fn is_repeated(&mut self, line: &Line<'_>) -> bool {
+        match line.request_id.as_deref() {
+            Some(id) if line.chunk_hashes.is_some() && !id.is_empty() => {
+                !self.lookups.insert(id.to_owned())
+            }
+            _ => false,
+        }
+    }
+
+    /// Numbers for hashes; those of different models are different.
+    fn numbers(&mut self, hashes: Vec<Cow<'_, str>>, model: Option<&str>) -> Vec<(u64, u32)> {
+        let model = model.unwrap_or_default();
+        let number = |hash: Cow<'_, str>| {
+            let next = self.hashes.len() as u64;
+            (*self.hashes.entry(format!("{hash} {model}")).or_insert(next), 1)
+        };
+        hashes.into_iter().map(number).collect()
     }
 
     fn session(&mut self, label: &str) -> u32 {
@@ -221,8 +304,33 @@ impl Reader {
 
     fn finish(self, name: &str) -> Result<Trace, ReadError> {
         match self.builder {
-            Some((builder, _)) => Ok(builder.finish(name)),
-            None => Err(ReadError { line: 0, reason: "no request in it".to_owned() }),
+            Some((builder, format, _)) => Ok(builder.finish(name).with_format(format)),
+            None => Err(ReadError::at(0, "no request in it".to_owned())),
         }
     }
+}
+
+/// Refuses what would take more memory than a trace may.
+fn check_size(
+    builder: &Builder,
+    prompt: &[(u64, u32)],
+    output: &[(u64, u32)],
+) -> Result<(), String> {
+    let mut blocks = 0u64;
+    for (start, len) in prompt.iter().chain(output) {
+        if start.checked_add(u64::from(*len)).is_none() {
+            return Err("hash_runs: a run goes beyond the largest id".to_owned());
+        }
+        blocks += u64::from(*len);
+        if blocks > MAX_REQUEST {
+            return Err(format!("more than {MAX_REQUEST} blocks in a request"));
+        }
+    }
+    if builder.size() + blocks > MAX_ACCESSES || builder.len() >= MAX_REQUESTS {
+        return Err(format!("more than {MAX_ACCESSES} accesses or {MAX_REQUESTS} requests"));
+    }
+    if builder.blocks() > MAX_BLOCKS {
+        return Err(format!("more than {MAX_BLOCKS} different blocks"));
+    }
+    Ok(())
 }

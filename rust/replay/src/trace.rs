@@ -27,11 +27,39 @@ pub struct Entry {
     runs: [usize; 3],
 }
 
+/// In which format a trace was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The project's own: runs of ids; also what was made up.
+    #[default]
+    Runs,
+    /// Mooncake's release.
+    Mooncake,
+    /// Qwen-Bailian's anonymous usage traces.
+    QwenBailian,
+    /// LMCache's log of lookups.
+    Lmcache,
+}
+
+impl Format {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Runs => "runs",
+            Self::Mooncake => "mooncake",
+            Self::QwenBailian => "qwen-bailian",
+            Self::Lmcache => "lmcache",
+        }
+    }
+}
+
 /// Requests in ascending order of time, their blocks numbered densely from zero.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// Under which name it is reported.
     pub name: String,
+    /// In which format it was read.
+    pub format: Format,
     /// Tokens of a block.
     pub block_tokens: u32,
     entries: Vec<Entry>,
@@ -60,6 +88,30 @@ impl Trace {
         for (start, len) in &self.runs[from..if outputs { to } else { middle }] {
             blocks.extend(u64::from(*start)..u64::from(*start) + u64::from(*len));
         }
+    }
+
+    pub(crate) fn with_format(self, format: Format) -> Self {
+        Self { format, ..self }
+    }
+
+    /// The runs of an entry's prompt, and those of its output.
+    pub(crate) fn parts(&self, entry: &Entry) -> [&[(u32, u32)]; 2] {
+        let [from, middle, to] = entry.runs;
+        [&self.runs[from..middle], &self.runs[middle..to]]
+    }
+
+    /// Whether any entry has blocks of an output.
+    pub fn has_outputs(&self) -> bool {
+        self.entries.iter().any(|entry| entry.runs[1] < entry.runs[2])
+    }
+
+    /// How many sessions are told; zero where none is.
+    pub fn sessions(&self) -> usize {
+        self.entries
+            .iter()
+            .filter_map(|entry| entry.session)
+            .max()
+            .map_or(0, |last| last as usize + 1)
     }
 
     /// Percent of the accesses that are hits if nothing ever leaves.
@@ -125,6 +177,11 @@ impl Builder {
     /// Accesses to blocks of prompts and outputs, at most.
     pub(crate) fn size(&self) -> u64 {
         self.accesses
+    }
+
+    /// Different blocks of prompts and outputs.
+    pub(crate) fn blocks(&self) -> usize {
+        self.seen.len()
     }
 
     /// Adds a request: ranges of the prompt's block ids, and of the output's.
@@ -210,6 +267,7 @@ impl Builder {
     pub fn finish(self, name: impl Into<String>) -> Trace {
         Trace {
             name: name.into(),
+            format: Format::default(),
             block_tokens: self.block_tokens,
             entries: self.entries,
             runs: self.runs,

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::io::BufReader;
 use std::path::PathBuf;
 use tiered_kv_replay::{
-    ALL, Options, Report, Trace, capacity_blocks, jobs, known, read, run, table,
+    ALL, Job, Options, Outcome, Progress, Report, Trace, capacity_blocks, jobs, known, read, table,
 };
 
 /// Two conversations in turn: each request has the blocks of the last one and two more.
@@ -28,9 +28,16 @@ fn conversations(turns: u64) -> Trace {
     read(BufReader::new(text.as_bytes()), "conversations").unwrap()
 }
 
+fn run(trace: &Trace, options: Options, jobs: &[Job], threads: usize) -> Vec<Outcome> {
+    let progress = Progress::default();
+    let found = tiered_kv_replay::run(trace, options, jobs, threads, &progress, |_| ());
+    assert_eq!(progress.requests(), (jobs.len() * trace.entries().len()) as u64);
+    found.unwrap()
+}
+
 fn hits(trace: &Trace, options: Options, policy: &str, pct: f64, seeds: u64) -> f64 {
     let jobs = jobs(&[pct], &[known(policy).unwrap()], seeds);
-    let outcomes = run(trace, options, &jobs, 1, |_| ());
+    let outcomes = run(trace, options, &jobs, 1);
     outcomes.iter().map(|outcome| outcome.hit_pct).sum::<f64>() / outcomes.len() as f64
 }
 
@@ -65,7 +72,7 @@ fn results_come_in_the_order_of_jobs_whatever_the_threads() {
     let jobs = jobs(&[5.0, 20.0], &policies, 3);
     assert_eq!(jobs.len(), 2 + 6 + 2, "seeds only where draws decide");
     let result = |threads| {
-        let outcomes = run(&trace, Options::default(), &jobs, threads, |_| ());
+        let outcomes = run(&trace, Options::default(), &jobs, threads);
         let key = |o: &tiered_kv_replay::Outcome| (o.policy, o.seed, o.capacity_blocks);
         outcomes.iter().map(|o| (key(o), o.hit_pct.to_bits())).collect::<Vec<_>>()
     };
@@ -77,7 +84,7 @@ fn the_report_has_the_fields_that_readers_rely_on() {
     let trace = conversations(10);
     let options = Options::default();
     let jobs = jobs(&[10.0], &[known("lru").unwrap()], 1);
-    let report = Report::new(&trace, options, run(&trace, options, &jobs, 1, |_| ()));
+    let report = Report::new(&trace, options, run(&trace, options, &jobs, 1));
     let json: serde_json::Value =
         serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
     let fields = |value: &serde_json::Value| -> Vec<String> {
@@ -106,6 +113,16 @@ fn the_report_has_the_fields_that_readers_rely_on() {
     expected.sort_unstable();
     assert_eq!(fields(&json["results"][0]), expected);
     assert!(table(&report).contains("| lru |"));
+}
+
+#[test]
+fn runs_end_when_they_are_told_to() {
+    let trace = conversations(2000);
+    let jobs = jobs(&[5.0, 20.0], &[known("beta").unwrap()], 2);
+    let (options, progress) = (Options::default(), Progress::default());
+    let stop = |_: &Outcome| progress.stop();
+    assert!(tiered_kv_replay::run(&trace, options, &jobs, 1, &progress, stop).is_none());
+    assert_eq!(progress.requests(), 4000, "no run was begun after the first");
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn qwen_bailian() {
 fn what_is_no_trace_is_refused_with_its_line_and_a_reason() {
     let good = r#"{"timestamp":5,"block_size":16,"hash_runs":[[0,3]]}"#;
     for (bad, reason) in [
-        (r#"{"timestamp":5}"#, "hash_runs or hash_ids"),
+        (r#"{"timestamp":5}"#, "one of hash_runs"),
         (r#"{"timestamp":-1,"hash_runs":[]}"#, "timestamp"),
         (r#"{"timestamp":1e300,"hash_runs":[]}"#, "timestamp"),
         (r#"{"timestamp":4,"block_size":16,"hash_runs":[]}"#, "sort the requests"),
@@ -104,12 +104,48 @@ fn what_is_no_trace_is_refused_with_its_line_and_a_reason() {
             [0,4294967295]]}"#,
             "more than",
         ),
-        ("no json", "expected"),
+        (r#"{"timestamp":6,"block_size":16,"hash_runs":[[0,4294967295]]}"#, "in a request"),
+        (r#"{"timestamp":6,"block_size":16,"hash_runs":[],"hash_ids":[]}"#, "one of hash_runs"),
+        ("no json", "not a request of a known format (expected"),
     ] {
         let fault = text(&[good, &bad.replace('\n', " ")]).unwrap_err();
         assert!(fault.starts_with("line 2: ") && fault.contains(reason), "{bad}: {fault}");
     }
     assert_eq!(text(&["", " "]).unwrap_err(), "no request in it");
+    let label = "x".repeat(600);
+    for field in ["session_id", "type"] {
+        let line = format!(r#"{{"timestamp":1,"{field}":"{label}","hash_runs":[]}}"#);
+        assert!(text(&[&line]).unwrap_err().contains(field), "a label of any length is kept");
+    }
+}
+
+/// Two models, a request that is looked up twice, and a block size of the log's own.
+#[test]
+fn lookups_of_lmcache() {
+    let line = |at: f64, id: &str, model: &str, hashes: &str| {
+        format!(
+            r#"{{"timestamp":{at},"request_id":"{id}","model_name":"{model}","chunk_size":128,
+            "seq_len":300,"dtypes":["bfloat16"],"shapes":[[2,128]],"chunk_hashes":[{hashes}]}}"#
+        )
+        .replace('\n', " ")
+    };
+    let lines = [
+        line(1.5, "a", "m", r#""0xaa","0xbb""#),
+        line(1.6, "a", "m", r#""0xaa","0xbb""#),
+        line(2.0, "b", "m", r#""0xaa","0xcc""#),
+        line(3.0, "c", "n", r#""0xaa""#),
+    ];
+    let trace = text(&lines.each_ref().map(String::as_str)).unwrap();
+    assert_eq!(
+        (trace.format.name(), trace.block_tokens, trace.entries().len()),
+        ("lmcache", 128, 3)
+    );
+    let prompts: Vec<_> = (0..3).map(|number| blocks(&trace, number, true)).collect();
+    assert_eq!(prompts, [vec![0, 1], vec![0, 2], vec![3]]);
+    assert_eq!((trace.entries()[0].input_tokens, trace.entries()[0].now), (300, 1_500_000_000));
+    let plain = r#"{"timestamp": 7.5, "lookup_id": "x", "chunk_hashes": ["aa", "bb"]}"#;
+    let trace = text(&[plain]).unwrap();
+    assert_eq!((trace.block_tokens, trace.block_accesses), (256, 2));
 }
 
 /// Nothing that a file can hold makes a reader panic.

@@ -117,13 +117,27 @@ impl Table {
 
     /// Lets all counts fade by `decay`, then computes hazards and index anew.
     pub(crate) fn rebuild(&mut self, decay: f32) {
-        let mut total = [Count::default(); BUCKETS];
-        let mut pairs = vec![[Count::default(); BUCKETS]; PAIRS];
-        for (cell, counts) in self.counts.iter_mut().enumerate().filter(|(c, _)| self.used[*c]) {
+        for (counts, _) in self.counts.iter_mut().zip(&self.used).filter(|(_, used)| **used) {
             for count in counts.iter_mut() {
                 count.reuses *= decay;
                 count.trials *= decay;
             }
+        }
+        let (global, pairs) = self.pair_hazards();
+        self.global = global;
+        if !self.by_age {
+            return self.rebuild_by_class();
+        }
+        for (pair, hazard) in pairs.iter().enumerate() {
+            self.rebuild_pair(pair, hazard);
+        }
+    }
+
+    /// The hazard over all cells, and the posterior means of each pair's.
+    pub(crate) fn pair_hazards(&self) -> (Curve, Vec<Curve>) {
+        let mut total = [Count::default(); BUCKETS];
+        let mut pairs = vec![[Count::default(); BUCKETS]; PAIRS];
+        for (cell, counts) in self.counts.iter().enumerate().filter(|(c, _)| self.used[*c]) {
             add(&mut pairs[cell / LEVELS], counts);
         }
         let mut types = [[Count::default(); BUCKETS]; 4];
@@ -131,16 +145,10 @@ impl Table {
             add(&mut types[pair / 4], counts);
             add(&mut total, counts);
         }
-        self.global = global_hazard(&total);
-        if !self.by_age {
-            return self.rebuild_by_class();
-        }
-        let strength = self.strength;
-        let of_types = types.map(|counts| shrink(&counts, &self.global, strength));
-        for (pair, counts) in pairs.iter().enumerate() {
-            let hazard = shrink(counts, &of_types[pair / 4], strength);
-            self.rebuild_pair(pair, &hazard);
-        }
+        let global = global_hazard(&total);
+        let of_types = types.map(|counts| shrink(&counts, &global, self.strength));
+        let hazard = |(pair, counts)| shrink(counts, &of_types[pair / 4], self.strength);
+        (global, pairs.iter().enumerate().map(hazard).collect())
     }
 
     fn rebuild_pair(&mut self, pair: usize, hazard: &Curve) {

@@ -24,7 +24,7 @@ pub use age::BUCKETS;
 pub use hazard::PAIRS;
 pub use index::gittins;
 pub use options::BetaOptions;
-pub use posterior::PairPosterior;
+pub use posterior::{PairPosterior, ages};
 
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};

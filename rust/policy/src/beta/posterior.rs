@@ -1,6 +1,7 @@
 //! What was learned of each pair, for people to look at.
 
 use super::Beta;
+use super::age::{BUCKETS, start};
 use super::hazard::PAIRS;
 
 /// Names of block types and of transitions, in the order of the pairs.
@@ -22,11 +23,20 @@ pub struct PairPosterior {
     pub lives: f64,
     /// Lives that ended in a reuse.
     pub reuses: f64,
+    /// For each age bucket, the chance that a block which was not reused before is reused in it:
+    /// means of the Beta posteriors under the priors that the pair takes from its type.
+    pub hazard: [f64; BUCKETS],
+}
+
+/// Where each age bucket starts, in seconds; the last one is open.
+pub fn ages() -> [f64; BUCKETS] {
+    std::array::from_fn(start)
 }
 
 impl Beta {
     /// The posteriors of the 16 pairs, under a prior of one reuse in two lives.
     pub fn posterior(&self) -> [PairPosterior; PAIRS] {
+        let (_, hazards) = self.table.pair_hazards();
         std::array::from_fn(|pair| {
             let (reuses, lives) = self.table.lives(pair);
             let (a, b) = (reuses + 1.0, (lives - reuses).max(0.0) + 1.0);
@@ -37,6 +47,7 @@ impl Beta {
                 interval: (quantile(a, b, 0.05), quantile(a, b, 0.95)),
                 lives,
                 reuses,
+                hazard: hazards[pair],
             }
         })
     }
@@ -122,5 +133,11 @@ mod tests {
             }
         }
         assert!(seen > 3, "{after:?}");
+        let ages = ages();
+        assert!(ages[0] == 0.0 && ages.windows(2).all(|pair| pair[0] < pair[1]));
+        let within = |hazard: &[f64; BUCKETS]| hazard.iter().all(|h| (0.0..1.0).contains(h));
+        assert!(after.iter().all(|pair| within(&pair.hazard)), "{after:?}");
+        let reused = after.iter().find(|pair| pair.reuses > 50.0).unwrap();
+        assert!(reused.hazard.iter().sum::<f64>() > 0.2, "{reused:?}");
     }
 }
