@@ -90,6 +90,8 @@ def run(args: Sequence[str]) -> int:
     if args and args[0] in _VERBS:
         return _VERBS[args[0]](args[1:])
     parser = Parser("tiered-kv trace", "Look at traces of requests, convert them, make them up.")
-    parser.add_argument("verb", choices=list(_VERBS), help="`tiered-kv trace VERB --help` says more.")
+    parser.add_argument(
+        "verb", choices=list(_VERBS), help="`tiered-kv trace VERB --help` says more."
+    )
     options = parser.read(args)
     return options if isinstance(options, ExitCode) else ExitCode.OK

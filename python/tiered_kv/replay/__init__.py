@@ -9,8 +9,9 @@ for result in found["results"]:
     print(result["policy"], result["capacity_pct"], result["hit_pct"], found["ceiling_pct"])
 ```
 
-A trace has ids of blocks, times and lengths, and no text: `docs/replay.md` shows the formats. A block
-is a hit if it and all before it are resident when the request comes; every cache starts empty.
+A trace has ids of blocks, times and lengths, and no text: `docs/replay.md` shows the formats. A
+block is a hit if it and all before it are resident when the request comes; every cache starts
+empty.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def read(
         seed: For ShareGPT, which has no times: of the times that are made up.
 
     Raises:
-        NotFoundError: The file is not there; `StorePermissionError`, `IoFaultError`: cannot be read.
+        NotFoundError: The file is not there; it may also be an `IoFaultError` of the system.
         InvalidArgumentError: A line is no request of a known format, or out of order; ShareGPT
             without a tokenizer.
         UnsupportedError: The package tokenizers is not installed.

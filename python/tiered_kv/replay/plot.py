@@ -48,7 +48,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(found["ceiling_pct"], color="black", linestyle=":", label="ceiling")
-    colours = mpl.colormaps["tab20"].colors
+    colours = mpl.colormaps["tab20"]
     for number, (policy, cells) in enumerate(means(found, "hit_pct").items()):
         capacities = sorted(cells)
         ours = policy.startswith("beta")
@@ -60,9 +60,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             markersize=3,
             linewidth=2.2 if ours else 1.2,
             linestyle="--" if policy == "min" else "-",
-            color="black"
-            if policy == "min"
-            else (_OURS if policy == "beta" else colours[number % len(colours)]),
+            color={"min": "black", "beta": _OURS}.get(policy, colours(number % 20)),
         )
     ticks = sorted({result["capacity_pct"] for result in found["results"]})
     axes.set_xscale("log")

@@ -94,7 +94,7 @@ def _messages(path: Path, number: int, one: object) -> list[tuple[bool, str]]:
         text = item.get("value", item.get("content")) if isinstance(item, dict) else None
         if not isinstance(who, str) or not isinstance(text, str):
             raise _fault(
-                f"`trace` {path}: entry {number} has a message without `from` and `value`: give both"
+                f"`trace` {path}: entry {number}: a message without `from` and `value`: give both"
             )
         found.append((who.lower() in _ANSWERS, text))
     return found
@@ -169,7 +169,7 @@ def read(path: Path, *, tokenizer: str | None, block_size: int, seed: int) -> Tr
     count("seed", seed)
     encode = _encoder(tokenizer)
     chance, ids, start = random.Random(seed), _Ids(block_size), 0.0
-    lines = []
+    lines: list[dict[str, Any]] = []
     for session, one in enumerate(_conversations(path)):
         start += chance.expovariate(_SESSIONS_A_SECOND)
         messages = _messages(path, session, one)

@@ -1,5 +1,5 @@
-//! Traces and their replay. The work is done on threads of its own: the calling one looks for signals
-//! and tells how far it is.
+//! Traces and their replay. The work is done on threads of its own: the calling one looks for
+//! signals and tells how far it is.
 
 use crate::args;
 use crate::errors::{invalid, to_py};

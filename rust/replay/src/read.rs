@@ -145,8 +145,8 @@ impl Line<'_> {
     }
 }
 
-/// Reads a trace: runs of ids (`hash_runs`), Mooncake's or Qwen-Bailian's lines, or LMCache's log of
-/// lookups, packed or not.
+/// Reads a trace: runs of ids (`hash_runs`), Mooncake's or Qwen-Bailian's lines, or LMCache's log
+/// of lookups, packed or not.
 ///
 /// # Errors
 /// The file cannot be read, or a line is no request of a known format, is out of order or too long.

@@ -76,8 +76,8 @@ fn write_lines(trace: &Trace, mut into: impl Write) -> io::Result<()> {
     into.flush()
 }
 
-/// Writes a trace as runs of ids; packed with gzip if `packed`. Blocks and sessions have the numbers
-/// of the trace, whatever ids they were read from: nothing else of the source is in it.
+/// Writes a trace as runs of ids; packed with gzip if `packed`. Blocks and sessions have the
+/// numbers of the trace, whatever ids they were read from: nothing else of the source is in it.
 ///
 /// # Errors
 /// What is written to fails.
