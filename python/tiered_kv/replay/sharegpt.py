@@ -168,7 +168,8 @@ def read(path: Path, *, tokenizer: str | None, block_size: int, seed: int) -> Tr
     count("block_size", block_size, least=1, most=_MOST_BLOCK)
     count("seed", seed)
     encode = _encoder(tokenizer)
-    chance, ids, start = random.Random(seed), _Ids(block_size), 0.0
+    chance = random.Random(seed)  # noqa: S311 - of times that are made up, not of secrets
+    ids, start = _Ids(block_size), 0.0
     lines: list[dict[str, Any]] = []
     for session, one in enumerate(_conversations(path)):
         start += chance.expovariate(_SESSIONS_A_SECOND)

@@ -125,6 +125,27 @@ fn runs_end_when_they_are_told_to() {
     assert_eq!(progress.requests(), 4000, "no run was begun after the first");
 }
 
+/// The figures that the Python module is held to as well.
+#[test]
+fn figures_of_a_trace_that_is_made_up() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/replay_figures.json");
+    let wanted: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let trace = tiered_kv_replay::generate("chat", 2000, 7).unwrap();
+    let found = run(&trace, Options::default(), &jobs(&[2.0, 10.0], ALL, 2), 2);
+    let wanted = wanted["results"].as_array().unwrap();
+    assert_eq!(found.len(), wanted.len());
+    for (one, other) in found.iter().zip(wanted) {
+        assert_eq!(
+            (Some(one.policy), Some(one.seed)),
+            (other["policy"].as_str(), other["seed"].as_u64())
+        );
+        assert_eq!(Some(one.capacity_pct), other["capacity_pct"].as_f64());
+        let hits = other["hit_pct"].as_f64().unwrap();
+        assert!((one.hit_pct - hits).abs() < 1e-9, "{one:?}, not {hits}");
+    }
+}
+
 #[test]
 fn sessions_are_found_again_without_labels() {
     let trace = conversations(60);
