@@ -153,7 +153,7 @@ const SEALS: [(&[u8; 8], usize); 5] = [
     (b"TKVSEG01", 4096),
     (b"TKVSUP01", 4096),
     (b"TKVTMB01", 4096),
-    (b"TKVCHK01", 64),
+    (b"TKVCHK02", 64),
 ];
 
 /// One change to one file; `None` at the end of the script.

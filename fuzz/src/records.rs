@@ -2,6 +2,7 @@
 //! structure put on them: a checksum would keep the fuzzer out of everything behind it.
 
 use crate::seeds::STORE;
+use std::collections::BTreeSet;
 use tiered_kv_types::record::{Decoded, RECORD_BYTES, SEGMENT_HEADER_BYTES, SUPERBLOCK_BYTES};
 use tiered_kv_types::tombstone::{JOURNAL_PAGE_BYTES, TOMBSTONES_PER_PAGE};
 use tiered_kv_types::{
@@ -77,14 +78,19 @@ pub(crate) fn journal(data: &[u8]) {
 
 const HEAD_BYTES: usize = 64;
 const SEGMENT_PART: usize = 72;
-const RECORD_PART: usize = 224;
+const OWNER_PART: usize = 48;
+const ROW_BYTES: usize = 140;
+const PIECE_ROWS: usize = 8192;
 
 pub(crate) fn checkpoint(data: &[u8]) {
     let again = |bytes: &[u8]| match Checkpoint::decode(&STORE, bytes) {
         Decoded::Valid(checkpoint) => {
-            let parts =
-                checkpoint.segments.len() * SEGMENT_PART + checkpoint.records.len() * RECORD_PART;
-            assert_eq!(HEAD_BYTES + parts, bytes.len(), "no more than the file has");
+            let records = checkpoint.records.len();
+            let owners: BTreeSet<_> =
+                checkpoint.records.iter().map(|r| (r.namespace, r.tenant)).collect();
+            let parts = checkpoint.segments.len() * SEGMENT_PART + owners.len() * OWNER_PART;
+            let rows = records.div_ceil(PIECE_ROWS) * 4 + records * ROW_BYTES;
+            assert_eq!(HEAD_BYTES + parts + rows, bytes.len(), "no more than the file has");
             Some(checkpoint.encode(&STORE))
         }
         _ => None,
@@ -95,20 +101,24 @@ pub(crate) fn checkpoint(data: &[u8]) {
     }
 }
 
-/// A checkpoint whose seals are all sound: the head's, and each part's.
+/// A checkpoint whose seals are all sound: the head's, each segment's, and each piece's.
 fn sealed_checkpoint(data: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = data.to_vec();
     let (head, body) = bytes.split_at_mut_checked(HEAD_BYTES)?;
     head[16..32].copy_from_slice(&STORE);
     let count = |at: usize| head[at..at + 4].try_into().map(u32::from_le_bytes);
-    let segments = count(32).ok()? as usize;
-    let split = segments.checked_mul(SEGMENT_PART).filter(|split| *split <= body.len())?;
-    let (segments, records) = body.split_at_mut(split);
-    seal_parts(segments, SEGMENT_PART, b"TKVSEG01", SEGMENT_HEADER_BYTES);
-    seal_parts(records, RECORD_PART, b"TKVREC01", RECORD_BYTES);
-    let crc = crc32c::crc32c(body);
-    head[40..44].copy_from_slice(&crc.to_le_bytes());
-    let head = sealed(head, b"TKVCHK01", HEAD_BYTES)?;
+    let [segments, records, owners] = [count(32).ok()?, count(36).ok()?, count(40).ok()?];
+    let segments = segments as usize * SEGMENT_PART;
+    let sums_at = segments + owners as usize * OWNER_PART;
+    let rows_at = sums_at + (records as usize).div_ceil(PIECE_ROWS) * 4;
+    let (front, rows) = body.split_at_mut_checked(rows_at)?;
+    seal_parts(&mut front[..segments], SEGMENT_PART, b"TKVSEG01", SEGMENT_HEADER_BYTES);
+    let sums = front[sums_at..].chunks_exact_mut(4);
+    for (sum, piece) in sums.zip(rows.chunks(PIECE_ROWS * ROW_BYTES)) {
+        sum.copy_from_slice(&crc32c::crc32c(piece).to_le_bytes());
+    }
+    head[44..48].copy_from_slice(&crc32c::crc32c(front).to_le_bytes());
+    let head = sealed(head, b"TKVCHK02", HEAD_BYTES)?;
     bytes[..HEAD_BYTES].copy_from_slice(&head);
     Some(bytes)
 }

@@ -27,6 +27,7 @@ mod region;
 mod socket;
 mod sync;
 mod uring;
+mod whole;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
 pub use buf::{AlignedBuf, ReadBuf};

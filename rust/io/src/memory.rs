@@ -30,35 +30,44 @@ pub fn open_files_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
-/// Gives a large table's spare capacity, which it is about to fill, huge pages where they are to be
-/// had. Touching fresh memory costs more than filling it, so several threads do it now. A refusal
-/// costs speed only.
+/// Makes a large table's spare capacity ready, which it is about to fill: touching fresh memory
+/// costs more than filling it, so several threads do it. Small pages first, since the huge ones
+/// that are free may be such as a virtual machine has given back to its host, and cost many times
+/// as much; the kernel makes huge ones of them later. A refusal costs speed only.
 pub fn prefer_huge_pages<T>(spare: &mut [MaybeUninit<T>]) {
     let range = spare.as_mut_ptr_range();
     let begin = (range.start as usize).next_multiple_of(HUGE_BYTES);
     let end = range.end as usize / HUGE_BYTES * HUGE_BYTES;
-    let advise = |at: usize, len: usize, advice: Advice| {
-        let start = std::ptr::with_exposed_provenance_mut(at);
-        // SAFETY: the whole pages lie within memory that the caller has allocated and lends, and
-        // neither piece of advice changes their contents or what may be done with them.
-        unsafe { rustix::mm::madvise(start, len, advice) }
-    };
     let len = end.saturating_sub(begin);
-    if len == 0 {
-        return;
-    }
-    if let Err(err) = advise(begin, len, Advice::LinuxHugepage) {
-        tracing::debug!(%err, "no huge pages for a table");
-    }
     let pieces = len.div_ceil(PIECE_BYTES);
     if pieces > 1 {
         let touch = |piece: usize| {
             let at = begin + piece * PIECE_BYTES;
+            // SAFETY: these pages lie within memory that the caller has allocated and lends.
+            let touched =
+                unsafe { advise(at, PIECE_BYTES.min(end - at), Advice::LinuxPopulateWrite) };
             // Kernels before 5.14 do not know it: the table's first use then does the same.
-            _ = advise(at, PIECE_BYTES.min(end - at), Advice::LinuxPopulateWrite);
+            _ = touched;
         };
         in_parallel(pieces, recovery_threads(), touch, || {});
     }
+    if len > 0 {
+        // SAFETY: as above.
+        let asked = unsafe { advise(begin, len, Advice::LinuxHugepage) };
+        if let Err(err) = asked {
+            tracing::debug!(%err, "no huge pages for a table");
+        }
+    }
+}
+
+/// Advises the kernel of pages to come.
+///
+/// # Safety
+/// The pages lie within memory that is allocated and lent to the caller.
+unsafe fn advise(at: usize, len: usize, advice: Advice) -> rustix::io::Result<()> {
+    let start = std::ptr::with_exposed_provenance_mut(at);
+    // SAFETY: neither piece of advice in use changes what a page holds or what may be done with it.
+    unsafe { rustix::mm::madvise(start, len, advice) }
 }
 
 fn meminfo(field: &str) -> Option<u64> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::disk::{
     Alignment, DataFile, Descriptors, Disk, FileId, check_name, check_range, not_open, too_large,
     usable,
 };
-use crate::memory::prefer_huge_pages;
+use crate::whole::read_file_whole;
 
 /// Files that are not yet, or no longer, part of the store.
 const SCRATCH_PREFIX: &str = ".tmp-";
@@ -200,12 +200,8 @@ impl Disk for PosixDisk {
         };
         let bound = max_bytes.saturating_add(1);
         let len = file.metadata().map_or(0, |meta| meta.len()).min(bound);
-        let mut bytes = Vec::new();
-        // A byte more, so that the end is seen without growing; a refusal is the read's to report.
-        if bytes.try_reserve_exact(usize::try_from(len).map_or(0, |len| len + 1)).is_ok() {
-            prefer_huge_pages(bytes.spare_capacity_mut());
-        }
-        file.take(bound).read_to_end(&mut bytes).map_err(|err| self.error(OP, name, err))?;
+        let len = usize::try_from(len).unwrap_or(usize::MAX - 1);
+        let bytes = read_file_whole(file, len, bound).map_err(|err| self.error(OP, name, err))?;
         if bytes.len() as u64 > max_bytes {
             return Err(too_large(OP, name, max_bytes));
         }

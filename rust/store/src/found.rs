@@ -2,13 +2,14 @@
 //! their tables, on as many threads as it is given.
 
 use crate::io::{segment_name, segment_number};
-use crate::machine::{DriveId, FoundSegment, Geometry};
+use crate::machine::{DriveId, FoundSegment, Geometry, Records};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use tiered_kv_io::{AlignedBuf, Disk, FileId, prefer_huge_pages};
 pub(crate) use tiered_kv_io::{in_parallel, recovery_threads};
 use tiered_kv_types::record::{Decoded, SEGMENT_HEADER_BYTES};
-use tiered_kv_types::{CheckpointView, Error, PAGE_BYTES, RecordHeader, Result, SegmentHeader};
+use tiered_kv_types::{CheckpointRows, Error, PAGE_BYTES, RecordHeader, Result, SegmentHeader};
 
 /// What the segments of a directory hold, and files that do not fit the geometry.
 pub(crate) struct Looked {
@@ -34,7 +35,7 @@ pub(crate) fn look_at_segments(
     disk: &dyn Disk,
     drive: DriveId,
     geometry: &Geometry,
-    checkpoint: Option<CheckpointView<'_>>,
+    checkpoint: Option<CheckpointRows>,
     threads: usize,
 ) -> Result<Looked> {
     let mut misfits = Vec::new();
@@ -69,7 +70,7 @@ pub(crate) fn look_at_segments(
 #[derive(Default)]
 struct Known {
     header: Option<SegmentHeader>,
-    records: Vec<(u32, RecordHeader)>,
+    records: Records,
 }
 
 impl Known {
@@ -79,40 +80,42 @@ impl Known {
     }
 }
 
-/// The records of each segment; `None` where one is damaged. They lie together in a checkpoint.
-fn by_segment(checkpoint: CheckpointView<'_>, threads: usize) -> Option<HashMap<u32, Known>> {
-    let mut runs: Vec<(u32, Range<usize>)> = Vec::new();
-    for at in 0..checkpoint.records() {
-        let segment = checkpoint.segment_of(at);
-        match runs.last_mut() {
-            Some((of, run)) if *of == segment => run.end = at + 1,
-            _ => runs.push((segment, at..at + 1)),
+/// The records of each segment, which lie together in a checkpoint, in the order of their slots;
+/// `None` where one of them is damaged, or they do not.
+fn by_segment(checkpoint: CheckpointRows, threads: usize) -> Option<HashMap<u32, Known>> {
+    let rows = Arc::new(checkpoint);
+    let runs_of = |piece: usize| {
+        let mut runs: Vec<(u32, Range<usize>)> = Vec::new();
+        for at in rows.sound_piece(piece)? {
+            let (segment, slot) = rows.place_of(at);
+            if at > 0 && rows.place_of(at - 1) >= (segment, slot) {
+                return None;
+            }
+            add_run(&mut runs, segment, at..at + 1);
         }
-    }
-    let decode = |number: usize| {
-        let run = runs[number].1.clone();
-        let mut records = Vec::with_capacity(run.len());
-        prefer_huge_pages(records.spare_capacity_mut());
-        for at in run {
-            let record = checkpoint.record(at)?;
-            records.push((record.slot, record));
-        }
-        Some(records)
+        Some(runs)
     };
-    let decoded = in_parallel(runs.len(), threads, decode, || {});
-    let mut known: HashMap<u32, Known> = HashMap::new();
-    for ((segment, _), records) in runs.iter().zip(decoded) {
-        let of = known.entry(*segment).or_default();
-        if of.records.is_empty() {
-            of.records = records?;
-        } else {
-            of.records.extend(records?);
-        }
+    let mut runs = Vec::new();
+    for piece in in_parallel(rows.pieces(), threads, runs_of, || {}) {
+        piece?.into_iter().for_each(|(segment, run)| add_run(&mut runs, segment, run));
     }
-    for header in checkpoint.segments {
-        known.entry(header.segment).or_default().header = Some(header);
+    let mut known: HashMap<u32, Known> = HashMap::new();
+    for (segment, run) in runs {
+        let records = Records::Rows(rows.clone(), run);
+        known.insert(segment, Known { header: None, records });
+    }
+    for header in &rows.segments {
+        known.entry(header.segment).or_default().header = Some(*header);
     }
     Some(known)
+}
+
+/// Adds records to the last run, where they are of the same segment.
+fn add_run(runs: &mut Vec<(u32, Range<usize>)>, segment: u32, records: Range<usize>) {
+    match runs.last_mut() {
+        Some((of, run)) if *of == segment => run.end = records.end,
+        _ => runs.push((segment, records)),
+    }
 }
 
 /// The header and the table of one segment.
@@ -122,8 +125,8 @@ pub(crate) fn read_segment(
     segment: u32,
     file: FileId,
 ) -> FoundSegment {
-    let mut found =
-        FoundSegment { drive: 0, segment, file, header: None, records: Vec::new(), damaged: 0 };
+    let mut records: Vec<(u32, RecordHeader)> = Vec::new();
+    let mut found = Known::default().found(segment, file);
     let read = |offset: u64, len: usize| -> Result<AlignedBuf> {
         let mut buf = AlignedBuf::new(len)?;
         let fault = |e| Error::from_io("open", segment_name(segment), e);
@@ -144,12 +147,12 @@ pub(crate) fn read_segment(
     match read(PAGE_BYTES, usize::try_from(table).expect("a table fits in memory")) {
         Ok(buf) => {
             let stride = geometry.header_stride as usize;
-            found.records.reserve_exact(buf.as_slice().len() / stride);
-            prefer_huge_pages(found.records.spare_capacity_mut());
+            records.reserve_exact(buf.as_slice().len() / stride);
+            prefer_huge_pages(records.spare_capacity_mut());
             for (slot, bytes) in buf.as_slice().chunks_exact(stride).enumerate() {
                 let slot = u32::try_from(slot).expect("a table has fewer than 2^32 entries");
                 match RecordHeader::decode(bytes) {
-                    Decoded::Valid(record) => found.records.push((slot, record)),
+                    Decoded::Valid(record) => records.push((slot, record)),
                     Decoded::Empty => {}
                     _ => found.damaged += 1,
                 }
@@ -158,5 +161,62 @@ pub(crate) fn read_segment(
         Err(_) => found.damaged += 1,
     }
     found.header = Some(header);
+    found.records = Records::Table(records);
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tiered_kv_types::{BlockInfo, BlockKey, Checkpoint, NamespaceId};
+
+    const STORE: [u8; 16] = [1; 16];
+
+    fn known(places: &[(u32, u32)]) -> Option<HashMap<u32, Known>> {
+        let record = |(segment, slot): &(u32, u32)| RecordHeader {
+            store: STORE,
+            namespace: NamespaceId([2; 32]),
+            key: BlockKey([3; 32]),
+            parent: None,
+            segment: *segment,
+            slot: *slot,
+            class_epoch: 1,
+            info: BlockInfo::default(),
+            coordinate: (0, 0),
+            slab: 0,
+            parts: 1,
+            put_id: 4,
+            generation: 5,
+            stored_unix_ns: 6,
+            payload_bytes: 7,
+            checksum: 8,
+            tenant: [0; 16],
+        };
+        let records = places.iter().map(record).collect();
+        let bytes = Checkpoint { segments: Vec::new(), records }.encode(&STORE);
+        by_segment(CheckpointRows::decode(&STORE, bytes).valid().expect("sound"), 2)
+    }
+
+    #[test]
+    fn the_records_of_a_checkpoint_go_to_their_segments() {
+        // More than one piece of them.
+        let many = (0..9000).map(|slot| (4, slot));
+        let places: Vec<_> = [(1, 2), (1, 7)].into_iter().chain(many).collect();
+        let known = known(&places).expect("in order");
+        assert_eq!(known.len(), 2);
+        for (segment, slots) in [(1, vec![2, 7]), (4, (0..9000).collect())] {
+            let records = &known[&segment].records;
+            let found: Vec<u32> = (0..records.len()).map(|at| records.get(at).0).collect();
+            assert_eq!(found, slots);
+        }
+    }
+
+    /// A slot that two records claim would be given back twice.
+    #[test]
+    fn a_checkpoint_with_two_records_of_a_slot_is_not_believed() {
+        assert!(known(&[(1, 2), (1, 3)]).is_some());
+        assert!(known(&[(1, 3), (1, 3)]).is_none());
+        assert!(known(&[(1, 3), (1, 2)]).is_none());
+        assert!(known(&[(2, 0), (1, 0)]).is_none());
+    }
 }

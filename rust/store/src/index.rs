@@ -16,7 +16,8 @@ use crate::resident::{FreedSlots, Resident};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, RwLock, RwLockReadGuard};
 use std::hash::{Hash, Hasher};
-use tiered_kv_io::{in_parallel, recovery_threads};
+use std::sync::OnceLock;
+use tiered_kv_io::in_parallel;
 use tiered_kv_types::{BlockInfo, BlockKey, KEY_BYTES, Tier};
 
 /// A key and the namespace it lives in; compared whole.
@@ -130,8 +131,8 @@ const TABLES: usize = 16;
 /// Keys that are looked up before a writer is let in.
 pub(crate) const KEYS_A_TURN: usize = 16;
 
-/// Keys that one thread of a recovery adds before it looks for more.
-const RESTORED_TOGETHER: usize = 16 << 10;
+/// Keys of a recovery from which on it is worth several threads.
+pub(crate) const RESTORED_TOGETHER: usize = 16 << 10;
 
 /// Where a key is: its group and its table there.
 #[inline]
@@ -224,29 +225,39 @@ impl ReadIndex {
 
     /// Adds `n` keys that are on drives, as a recovery has found them; `found` tells of each. The
     /// caller's thread does `meanwhile` first.
+    ///
+    /// Group by group, each in the order in which keys were found: what is read then lies in a row.
     pub(crate) fn restore(
         &self,
         n: usize,
+        threads: usize,
         found: impl Fn(usize) -> (FullKey, BlockInfo, DriveId) + Sync,
         meanwhile: impl FnOnce(),
     ) {
-        let add = |chunk: usize| {
-            let begin = chunk * RESTORED_TOGETHER;
-            for at in begin..n.min(begin + RESTORED_TOGETHER) {
-                let (key, info, drive) = found(at);
-                self.update(&key, |entry| {
-                    entry.info = info;
-                    entry.set_on_nvme(Some(drive));
-                });
+        let by_group = OnceLock::new();
+        let sort = || {
+            let mut groups: [Vec<u32>; GROUPS] = std::array::from_fn(|_| Vec::new());
+            groups.iter_mut().for_each(|group| group.reserve(n / GROUPS + n / GROUPS / 8));
+            for number in 0..n {
+                let at = u32::try_from(number).expect("fewer than 2^32 blocks");
+                groups[place(&found(number).0.key).0].push(at);
+            }
+            groups
+        };
+        let fill = |at: usize| {
+            let mine = &by_group.get_or_init(sort)[at];
+            let share = mine.len() / TABLES;
+            // Nobody looks for a key before the recovery is over.
+            let mut group = self.groups[at].write();
+            group.0.iter_mut().for_each(|table| table.reserve(share + share / 8));
+            for at in mine {
+                let (key, info, drive) = found(*at as usize);
+                let entry = group.0[place(&key.key).1].entry(&key);
+                entry.info = info;
+                entry.set_on_nvme(Some(drive));
             }
         };
-        let share = n / (GROUPS * TABLES);
-        for group in &self.groups {
-            for table in &mut group.write().0 {
-                table.reserve(share + share / 8);
-            }
-        }
-        in_parallel(n.div_ceil(RESTORED_TOGETHER), recovery_threads(), add, meanwhile);
+        in_parallel(GROUPS, threads, fill, meanwhile);
     }
 
     /// What is on a drive counts for nothing while it is shut.

@@ -17,7 +17,7 @@ use tiered_kv_io::{
     choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
-use tiered_kv_types::{CheckpointView, Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
+use tiered_kv_types::{CheckpointRows, Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
 
 /// Default of T1 where the configuration names none.
 const DEFAULT_DRAM_BYTES: u64 = 4 << 30;
@@ -232,9 +232,9 @@ pub(crate) fn recover(
     let mut pages = 0;
     let mut tables_read = true;
     for (number, drive) in (0..).zip(drives) {
-        let bytes = drive.take_checkpoint()?;
         let store = &drive.superblock.store;
-        let checkpoint = bytes.as_deref().and_then(|b| CheckpointView::decode(store, b).valid());
+        let bytes = drive.take_checkpoint()?;
+        let checkpoint = bytes.and_then(|bytes| CheckpointRows::decode(store, bytes).valid());
         let (disk, threads) = (drive.disk.as_ref(), recovery_threads());
         let looked = look_at_segments(disk, number, &drive.geometry, checkpoint, threads)?;
         looked.remove_misfits(disk)?;

@@ -15,7 +15,7 @@ mod tenant;
 pub mod tier;
 pub mod tombstone;
 
-pub use checkpoint::{Checkpoint, CheckpointView};
+pub use checkpoint::{Checkpoint, CheckpointRows};
 pub use config::{IoBackend, OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};

@@ -100,14 +100,7 @@ pub struct RecordHeader {
 use crate::codec::{Writer, array, triage, u16_at, u32_at, u64_at, unused};
 use crate::layout::MAX_BLOCK_BYTES;
 
-const FLAG_PARENT: u8 = 0x80;
-const SEGMENT_AT: usize = 128;
-
-/// The segment that a header's bytes name, sound or not.
-pub(crate) fn record_segment(bytes: &[u8]) -> u32 {
-    u32_at(bytes, SEGMENT_AT)
-}
-
+pub(crate) const FLAG_PARENT: u8 = 0x80;
 impl RecordHeader {
     /// The header's 512 bytes.
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
@@ -121,7 +114,7 @@ impl RecordHeader {
             w.put(96, &parent.0);
             flags |= FLAG_PARENT;
         }
-        w.put(SEGMENT_AT, &self.segment.to_le_bytes());
+        w.put(128, &self.segment.to_le_bytes());
         w.put(132, &self.slot.to_le_bytes());
         w.put(136, &self.class_epoch.to_le_bytes());
         w.put(140, &self.info.depth.to_le_bytes());
@@ -154,7 +147,7 @@ impl RecordHeader {
             let block_type = BlockType::from_u8(bytes[156]);
             let known = bytes[158] == CHECKSUM_CRC32C
                 && known_slab
-                && (1..=MAX_BLOCK_BYTES).contains(&payload_bytes)
+                && Self::may_be_payload(payload_bytes)
                 && block_type as u8 == bytes[156]
                 && flags & !(FLAG_PARENT | BlockInfo::FLAGS) == 0;
             let parent = if flags & FLAG_PARENT == 0 { 96..128 } else { 0..0 };
@@ -172,7 +165,7 @@ impl RecordHeader {
                 namespace: NamespaceId(array(bytes, 32)),
                 key: BlockKey(array(bytes, 64)),
                 parent: (flags & FLAG_PARENT != 0).then(|| BlockKey(array(bytes, 96))),
-                segment: record_segment(bytes),
+                segment: u32_at(bytes, 128),
                 slot: u32_at(bytes, 132),
                 class_epoch: u32_at(bytes, 136),
                 info: info.with_flags(flags),
@@ -191,11 +184,16 @@ impl RecordHeader {
         })
     }
 
+    /// Whether a payload may have so many bytes.
+    pub(crate) fn may_be_payload(bytes: u64) -> bool {
+        (1..=MAX_BLOCK_BYTES).contains(&bytes)
+    }
+
     /// What the payload's checksum is stored with: a mix of whose payload it is. A header whose
     /// namespace, key, slab or generation became another's, even with a sound checksum of its own,
     /// no longer fits the payload. Multiplied, since a crc of them would be blind to the same
     /// changes as the header's crc.
-    fn binding(&self) -> u32 {
+    pub(crate) fn binding(&self) -> u32 {
         let mut mix = BINDING_SEED;
         let mut take = |word: u64| {
             mix = (mix ^ word).wrapping_mul(BINDING_FACTOR);

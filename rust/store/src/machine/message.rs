@@ -1,14 +1,12 @@
 //! What goes into the state machine and what comes out of it.
 
-use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, ScrubReport};
+use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, Records, ScrubReport};
 use crate::resident::{Filled, Filling, Resident};
 use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use tiered_kv_io::{CancelFlag, FileId, Nanos};
-use tiered_kv_types::{
-    BlockInfo, BlockKey, MissReason, RecordHeader, SegmentHeader, TenantId, Tier, Tombstone,
-};
+use tiered_kv_types::{BlockInfo, BlockKey, MissReason, SegmentHeader, TenantId, Tier, Tombstone};
 
 /// Number of a call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,7 +125,7 @@ pub(crate) struct FoundSegment {
     pub(crate) file: FileId,
     /// `None` where the header page is not sound or not ours: the segment is then prepared anew.
     pub(crate) header: Option<SegmentHeader>,
-    pub(crate) records: Vec<(u32, RecordHeader)>,
+    pub(crate) records: Records,
     pub(crate) damaged: u64,
 }
 

@@ -150,7 +150,17 @@ impl BlockTable {
         self.by_key.reserve(blocks, |id| hasher.hash_one(key_of(table, *id)));
     }
 
-    pub(crate) fn hash(&self, key: &FullKey) -> u64 {
+    /// Looks where `key` will go, of no other use than that it lies in the processor's cache then:
+    /// it waits for the memory of several at once, and insertions would for one after the other.
+    pub(crate) fn look_ahead(&self, key: &FullKey) {
+        _ = std::hint::black_box(self.by_key.find(self.hash(key), |_| false));
+    }
+
+    pub(crate) fn hasher(&self) -> &KeyHasher {
+        &self.hasher
+    }
+
+    fn hash(&self, key: &FullKey) -> u64 {
         self.hasher.hash_one(key)
     }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tiered_kv_io::{Arena, ArenaConfig, DirLock, Disk, Nanos, ReadOnlyDisk};
 use tiered_kv_policy::Lru;
 use tiered_kv_types::{
-    CheckpointView, Error, ErrorKind, IoBackend, NamespaceId, PAGE_BYTES, Result, StoreConfig,
+    CheckpointRows, Error, ErrorKind, IoBackend, NamespaceId, PAGE_BYTES, Result, StoreConfig,
     Superblock, hex,
 };
 
@@ -204,12 +204,12 @@ fn read_drive(
         segments: last.map_or(1, |last| last + 1),
         header_stride: superblock.header_stride,
     };
-    let there = checkpoint_in(disk)?;
-    let store = &superblock.store;
-    let checkpoint = there.as_deref().and_then(|b| CheckpointView::decode(store, b).valid());
+    let bytes = checkpoint_in(disk)?;
+    let (store, is_there) = (&superblock.store, bytes.is_some());
+    let checkpoint = bytes.and_then(|bytes| CheckpointRows::decode(store, bytes).valid());
     let Looked { found, misfits, tables_read } =
         look_at_segments(disk, number, &geometry, checkpoint, recovery_threads())?;
-    let state = match (tables_read, there.is_some()) {
+    let state = match (tables_read, is_there) {
         (false, _) => CheckpointState::Sound,
         (true, true) => CheckpointState::Damaged,
         (true, false) => CheckpointState::Absent,

@@ -2,7 +2,7 @@
 
 use super::{ClosedStore, Operator, Way};
 use crate::found::read_segment;
-use crate::machine::{DriveId, SlabPlace};
+use crate::machine::{DriveId, Records, SlabPlace};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -118,7 +118,11 @@ impl Verify {
         let disk = self.store.disks[usize::from(slab.drive)].as_ref();
         let found = read_segment(disk, &drive.geometry, slab.slot.segment, slab.file);
         done.damaged_headers += found.damaged;
-        self.table = Some((place, found.records.into_iter().collect()));
+        let records = match found.records {
+            Records::Table(records) => records.into_iter().collect(),
+            Records::Rows(..) => unreachable!("a table was read"),
+        };
+        self.table = Some((place, records));
     }
 
     fn differs(&self, slab: &SlabPlace) -> bool {
