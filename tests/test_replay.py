@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from test_imports import loaded
 from tiered_kv import cli, replay
 from tiered_kv.cli.exits import ExitCode
 from tiered_kv.errors import InvalidArgumentError, NotFoundError, UnsupportedError
@@ -209,6 +210,12 @@ def test_a_signal_interrupts(tmp_path: Path) -> None:
     assert not (tmp_path / "never.json").exists()
 
 
+def test_the_command_loads_no_engine() -> None:
+    never = {"torch", "transformers", "numpy", "matplotlib", "tokenizers", "typer", "asyncio"}
+    code = "from tiered_kv.cli import main\nassert main(['replay', 'generate:zipf:20']) == 0"
+    assert loaded(code) & never == set()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -268,6 +275,7 @@ def test_a_file_that_is_not_there_is_one_line(
         (["--seeds", "x"], "--seeds"),
         (["--threads", "-1"], "`threads` is -1"),
         (["--plot", "picture.jpeg"], "`plot` is 'picture.jpeg': give a path that ends in .png"),
+        (["--json", "absent/found.json"], "`json` is 'absent/found.json': give a file in a"),
         (["--posterior", "--capacity", "1,2"], "`posterior`"),
         (["--posterior", "--policies", "lru"], "`policy`"),
         (["--fast"], "--fast"),

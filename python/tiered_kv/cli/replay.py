@@ -70,6 +70,8 @@ def run(args: Sequence[str]) -> int:
         from tiered_kv.replay import plot
 
         plot.check(options.plot)
+    for field in ("json", "plot"):
+        _check_directory(field, getattr(options, field))
     if options.posterior:
         _posterior(options)
     else:
@@ -82,6 +84,12 @@ def _bad(field: str, value: object, want: str) -> Exception:
     from tiered_kv.sizing.checks import shown
 
     return InvalidArgumentError(f"replay: `{field}` is {shown(value)}: give {want}", op="replay")
+
+
+def _check_directory(field: str, path: Path | None) -> None:
+    """Refuses a file that cannot be written before minutes are spent on what it is to hold."""
+    if path is not None and not path.parent.is_dir():
+        raise _bad(field, str(path), "a file in a directory that is there")
 
 
 def _capacities(text: str) -> list[float]:
