@@ -364,7 +364,7 @@ def test_traces_are_described_converted_and_made(
     assert (found["block_accesses"], found["unique_blocks"]) == (6, 3)
     assert found["ceiling_pct"] == pytest.approx(50)
     assert cli.main(["trace", "convert", "moon.jsonl", "out.jsonl"]) == 0
-    assert "3 requests, read as mooncake" in capsys.readouterr().out
+    assert "out.jsonl: 3 requests of moon (mooncake)" in capsys.readouterr().out
     assert cli.main(["trace", "info", "out.jsonl"]) == 0
     text = capsys.readouterr().out
     assert "out (runs)" in text
@@ -372,6 +372,11 @@ def test_traces_are_described_converted_and_made(
     assert "50.0 %" in text
     assert cli.main(["trace", "generate", "--list"]) == 0
     assert "flip: " in capsys.readouterr().out
+    assert cli.main(["trace", "generate", "--list", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(replay.kinds())
+    assert cli.main(["trace", "generate", "loop", "l.gz", "--requests", "9", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["requests"], made["format"], made["written"]) == (9, "generated", "l.gz")
     for args in ([], ["generate"], ["sing"], ["info"], ["convert", "moon.jsonl"]):
         assert cli.main(["trace", *args]) == ExitCode.USAGE
     assert cli.main(["trace", "--help"]) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tiered_kv.cli.exits import ExitCode
 from tiered_kv.cli.options import Parser
@@ -13,11 +15,25 @@ from tiered_kv.cli.traces import TRACE, add_source_options, open_trace
 _OUT = "the file to write: runs of ids, one request a line; packed if it ends in .gz"
 
 
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="Print JSON on stdout.")
+
+
+def _tell(options: argparse.Namespace, trace: Any, source: str) -> None:
+    """Says what was written, and of what."""
+    if options.json:
+        from tiered_kv.replay import report
+
+        print_json({**report.describe(trace, source), "written": str(options.out)})
+        return
+    print_lines([f"{options.out}: {trace.requests} requests of {trace.name} ({source})"])
+
+
 def _info(args: Sequence[str]) -> int:
     parser = Parser("tiered-kv trace info", "Say what a trace has, and what its ceiling is.")
     parser.add_argument("trace", help=TRACE)
     add_source_options(parser)
-    parser.add_argument("--json", action="store_true", help="Print JSON on stdout.")
+    _add_json(parser)
     options = parser.read(args)
     if isinstance(options, ExitCode):
         return options
@@ -39,12 +55,13 @@ def _convert(args: Sequence[str]) -> int:
     parser.add_argument("trace", help=TRACE)
     parser.add_argument("out", type=Path, help=_OUT)
     add_source_options(parser)
+    _add_json(parser)
     options = parser.read(args)
     if isinstance(options, ExitCode):
         return options
     trace, source = open_trace(options)
     trace.write(options.out)
-    print_lines([f"{options.out}: {trace.requests} requests, read as {source}"])
+    _tell(options, trace, source)
     return ExitCode.OK
 
 
@@ -55,11 +72,15 @@ def _generate(args: Sequence[str]) -> int:
     parser.add_argument("--requests", type=int, default=30_000, help="[default: 30000]")
     parser.add_argument("--seed", type=int, default=0, help="[default: 0]")
     parser.add_argument("--list", action="store_true", help="List the kinds.")
+    _add_json(parser)
     options = parser.read(args)
     if isinstance(options, ExitCode):
         return options
     from tiered_kv import replay
 
+    if options.list and options.json:
+        print_json(replay.kinds())
+        return ExitCode.OK
     if options.list:
         print_lines(f"{kind}: {about}" for kind, about in replay.kinds().items())
         return ExitCode.OK
@@ -67,7 +88,7 @@ def _generate(args: Sequence[str]) -> int:
         return parser.refuse("a kind and a file to write are wanted")
     trace = replay.generate(options.kind, options.requests, options.seed)
     trace.write(options.out)
-    print_lines([f"{options.out}: {trace.requests} requests of {options.kind}"])
+    _tell(options, trace, "generated")
     return ExitCode.OK
 
 
@@ -89,7 +110,10 @@ def run(args: Sequence[str]) -> int:
     """
     if args and args[0] in _VERBS:
         return _VERBS[args[0]](args[1:])
-    parser = Parser("tiered-kv trace", "Look at traces of requests, convert them, make them up.")
+    parser = Parser(
+        "tiered-kv trace",
+        "Look at traces of requests, convert them, make them up; all print JSON with --json.",
+    )
     parser.add_argument(
         "verb", choices=list(_VERBS), help="`tiered-kv trace VERB --help` says more."
     )

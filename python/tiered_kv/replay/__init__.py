@@ -43,8 +43,8 @@ def policies() -> dict[str, list[str]]:
     """The names of policies.
 
     Returns:
-        The names that "all", "ablation" and "tried" stand for. `beta` is the default of the store's
-        predictor, `min` is Belady's optimum.
+        The names that "all", "ablation" and "tried" stand for. `beta` is the predictor, by which
+        the store does not evict yet; `min` is Belady's optimum.
     """
     return _core.replay_policies()
 
