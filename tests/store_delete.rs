@@ -247,3 +247,59 @@ fn each_drive_has_the_tombstones_of_all() {
         assert!(buried.expect("a counter").1 > 0);
     }
 }
+
+#[test]
+fn tombstones_stay_as_long_as_a_drive_is_away_that_has_none_of_them() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (config, paths) = two_drives(&dir);
+    let open = || Store::open(&config).expect("opens");
+    let store = open();
+    let keys = chain(&namespace(&store), 1, 16);
+    put(&store, &keys);
+    flush(&store);
+    drop(store);
+    let away = dir.path().join("away");
+    std::fs::rename(paths[1].parent().expect("has one"), &away).expect("unplugged");
+    let store = open();
+    let deleted = store.delete(&namespace(&store), &Delete::Keys(keys.clone()));
+    assert!(deleted.expect("open").wait().durable);
+    drop(store);
+    // As after a crash: every table is read, and no header that a tombstone covers is left here.
+    std::fs::remove_file(paths[0].join("checkpoint.tkv")).expect("it was written");
+    let store = open();
+    put(&store, &chain(&namespace(&store), 2, 16));
+    flush(&store);
+    drop(store);
+    std::fs::rename(&away, paths[1].parent().expect("has one")).expect("plugged in");
+    assert_eq!(present(&open(), &keys), [false; 16], "the returned drive still had them");
+}
+
+#[test]
+fn a_delete_is_newer_than_all_that_a_drive_holds_which_is_away() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (config, paths) = two_drives(&dir);
+    let open = || Store::open(&config).expect("opens");
+    let store = open();
+    let ns = namespace(&store);
+    // The drive follows from the key. What is stored last is on the one that will be away.
+    let keys = chain(&ns, 1, 32);
+    let (there, away): (Vec<BlockKey>, Vec<BlockKey>) =
+        keys.into_iter().partition(|key| key.0[8].is_multiple_of(2));
+    let options = PutOptions { chain: false, ..PutOptions::default() };
+    for keys in [&there, &away] {
+        let put = store.put(&ns, keys, blocks_of(keys), &options).expect("open").wait();
+        assert!(put.stored() > 4, "{put:?}");
+        flush(&store);
+    }
+    drop((ns, store));
+    let (mount, gone) = (paths[1].parent().expect("has one"), dir.path().join("away"));
+    std::fs::rename(mount, &gone).expect("unplugged");
+    let store = open();
+    assert_eq!(present(&store, &away), vec![false; away.len()], "they are on the other drive");
+    assert_eq!(present(&store, &there), vec![true; there.len()]);
+    let what = Delete::Keys(away.clone());
+    assert!(store.delete(&namespace(&store), &what).expect("open").wait().durable);
+    drop(store);
+    std::fs::rename(&gone, mount).expect("plugged in");
+    assert_eq!(present(&open(), &away), vec![false; away.len()], "they came back");
+}

@@ -156,11 +156,12 @@ fn case_14_files_deleted_under_load_are_no_crash() {
 
 #[test]
 fn case_7_a_block_whose_write_fails_is_never_called_durable() {
-    for fails in ["write", "sync", "create"] {
+    for fails in ["write", "payload", "sync", "create"] {
         let disk = Arc::new(MemDisk::new());
         let store = memory_store(&disk);
         disk.set_fault(Some(Box::new(move |op| {
             let hit = match op {
+                DiskOp::WriteAt { len: BLOCK, .. } => matches!(fails, "write" | "payload"),
                 DiskOp::WriteAt { .. } => fails == "write",
                 DiskOp::Sync { .. } => fails == "sync",
                 DiskOp::Create { .. } => fails == "create",

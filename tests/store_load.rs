@@ -233,3 +233,51 @@ fn onboarding_keeps_the_copy_on_the_drive_and_evicting_a_clean_block_writes_noth
     store.flush(None).expect("open").wait();
     assert_eq!(writes.load(Ordering::SeqCst), 0);
 }
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let last = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < last, "never came: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn case_36_a_load_is_read_while_the_threads_that_write_stall() {
+    let (disk, store, keys) = on_drive(4, |config| config.store_threads = 1);
+    disk.writes.store(0, Ordering::SeqCst);
+    disk.shut_writes(true);
+    put(&store, &chain(&namespace(&store), 2, 8));
+    until("a write stalls", || disk.writes.load(Ordering::SeqCst) > 0);
+    let loaded = get(&store, &keys, Some(Duration::from_secs(20))).wait();
+    disk.shut_writes(false);
+    assert_eq!(whole(&loaded, &keys), [Ok(()); 4], "they waited for the writes");
+}
+
+#[test]
+fn a_group_is_synced_before_the_payloads_of_the_next_are_written() {
+    let (disk, store, _) = on_drive(1, |config| config.store_threads = 1);
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let seen = steps.clone();
+    disk.inner.set_fault(Some(Box::new(move |op| {
+        match op {
+            DiskOp::WriteAt { len: BLOCK, .. } => seen.lock().push("payload"),
+            DiskOp::Sync { .. } => seen.lock().push("sync"),
+            _ => {}
+        }
+        None
+    })));
+    disk.writes.store(0, Ordering::SeqCst);
+    disk.shut_writes(true);
+    put(&store, &chain(&namespace(&store), 2, 1));
+    until("the first group stalls", || disk.writes.load(Ordering::SeqCst) > 0);
+    // The next group, all of which is handed out when the first one's payload is written.
+    put(&store, &chain(&namespace(&store), 3, 16));
+    disk.let_long_writes(BLOCK, 1);
+    disk.shut_writes(false);
+    // While the payloads of the next group go no further.
+    until("the first group is synced", || steps.lock().contains(&"sync"));
+    assert_eq!(*steps.lock(), ["payload", "sync"]);
+    disk.let_long_writes(BLOCK, 100);
+    until("all is written", || steps.lock().iter().filter(|step| **step == "sync").count() > 1);
+}

@@ -370,8 +370,8 @@ def test_case_17_killed_processes_leave_no_memory_behind(tmp_path: Path) -> None
             assert process.stdout.readline() == b"here\n"
             links = Path(f"/proc/{process.pid}/map_files")
             named = [link.readlink() for link in links.iterdir()] if os.geteuid() == 0 else []
-            assert not any(name.is_relative_to(SHM) for name in named)
             process.send_signal(signal.SIGKILL)
+        assert not any(name.is_relative_to(SHM) for name in named)
     left = {path for place in places for path in place.iterdir()} - before
     assert not any("tiered" in path.name or "tkv" in path.name for path in left), left
 

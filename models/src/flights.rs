@@ -5,7 +5,7 @@ use crate::cancel::CancelFlag;
 use crate::index::{FullKey, KeyHasher, ReadIndex};
 use crate::machine::{
     Command, DriveParts, Event, FoundSegment, Geometry, GetTarget, Limits, LoadFault, Machine, Now,
-    OpId, Outcome, Parts,
+    OpId, Outcome, Parts, Records,
 };
 use crate::memory::{Arena, FileId, crc32c};
 use crate::resident::{Filling, FreedSlots};
@@ -104,7 +104,7 @@ fn machine(arena: &Arena, index: &Arc<ReadIndex>) -> Machine {
         segment: 0,
         file: FileId(0),
         header: Some(header),
-        records: vec![(0, record)],
+        records: Records::Table(vec![(0, record)]),
         damaged: 0,
     });
     let recovered = Event::Recovered { complete: true, tables_read: true };

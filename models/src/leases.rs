@@ -53,11 +53,17 @@ impl Store {
         true
     }
 
+    fn batch(&self) -> Option<LeaseBatch> {
+        let keys = Arc::from_std(std::sync::Arc::from([KEY.key].as_slice()));
+        match LeaseBatch::lease(&self.index, KEY.ns, &keys, BYTES, |n| self.budget.take(n)) {
+            Looked::Leased(batch) => Some(batch),
+            _ => None,
+        }
+    }
+
     /// As a caller that leases a batch as a whole does, and reads it.
     fn read_batch(&self) {
-        let keys = Arc::from_std(std::sync::Arc::from([KEY.key].as_slice()));
-        let leased = LeaseBatch::lease(&self.index, KEY.ns, &keys, BYTES, |n| self.budget.take(n));
-        let Looked::Leased(batch) = leased else { return };
+        let Some(batch) = self.batch() else { return };
         for lease in batch.into_leases().items.into_iter().flatten() {
             assert_eq!(lease.as_slice(), lease.generation().to_le_bytes(), "leased bytes changed");
         }
@@ -94,6 +100,23 @@ pub(crate) fn batch_or_delete() {
     if early.is_none() {
         assert_eq!(store.freed.pop(), Some(SLOT), "the last owner gives it back");
     }
+    assert_eq!(store.budget.leased_bytes(), 0);
+}
+
+/// Two batches of one block, one of which is never read, and an eviction.
+pub(crate) fn two_batches() {
+    let store = Store::new(u64::MAX);
+    let readers = [true, false].map(|read| {
+        let store = store.clone();
+        thread::spawn(move || if read { store.read_batch() } else { drop(store.batch()) })
+    });
+    if store.index.evict(&KEY) {
+        assert_eq!(store.freed.pop(), Some(SLOT), "what was evicted is free at once");
+        store.publish(2);
+    }
+    readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
+    assert!(store.index.is_unpinned(&KEY), "nobody is left");
+    assert!(!store.index.ledger.has_whole(), "nor in the ledger");
     assert_eq!(store.budget.leased_bytes(), 0);
 }
 

@@ -61,7 +61,7 @@ mod answers {
 /// A model: its name, how many preemptions its schedules may have, and what it runs.
 type Model = (&'static str, usize, fn());
 
-const MODELS: [Model; 13] = [
+const MODELS: [Model; 14] = [
     ("slots: a page has one owner at a time", 3, slots::one_owner),
     ("slots: a range is taken whole or not at all", 3, slots::whole_ranges),
     ("slots: what is not taken is given back", 3, slots::neighbours),
@@ -70,6 +70,7 @@ const MODELS: [Model; 13] = [
     ("leases: the cap holds, and only then", 3, leases::cap),
     ("leases: a batch pins what it found until it ends", 2, leases::batch_or_evict),
     ("leases: a batch keeps what is deleted meanwhile", 2, leases::batch_or_delete),
+    ("leases: batches come and go", 2, leases::two_batches),
     ("results: a waiting thread gets it", 3, results::waited_for),
     ("results: a coroutine gets it", 3, results::awaited),
     ("results: one that nobody waits for is dropped once", 3, results::forgotten),

@@ -1,5 +1,6 @@
 """`make sim-mutants`: plants one fault at a time in a copy and plays seeds until one finds it.
 
+A mutant that names a test is to be found by that test, which is run in the place of the seeds.
 Prints a line for each mutant and writes them all as JSON. The exit status is 1 where one survives
 that is not said to, or where one is found that is.
 """
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,8 @@ LIST = Path(__file__).with_name("mutants.toml")
 TOOL = ["-p", "tiered-kv", "--features", "sim", "--bin", "tiered-kv-sim"]
 BUILD_S = 1800
 RUN_S = 1800
+TEST_S = 120
+"""How long a test has: one that hangs has found the fault too."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,20 @@ class Mutant:
     new: str
     required: bool = False
     survives: str = ""
+    test: str = ""
+    """The test that finds it, as `path.rs::name`; none where the seeds are to."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant: the seed that found it, and what that seed said."""
+    """What became of a mutant: the seed or the test that found it, and what that said."""
 
     name: str
     breaks: str
     required: bool
     survives: str
+    test: str
+    found: bool
     seed: int | None
     said: str
     build_s: float
@@ -55,7 +63,7 @@ class Result:
     @property
     def as_expected(self) -> bool:
         """Whether it was found, or is said to survive and did."""
-        return (self.seed is None) == bool(self.survives)
+        return self.found != bool(self.survives)
 
 
 def mutants() -> list[Mutant]:
@@ -75,6 +83,17 @@ def plant(mutant: Mutant, text: str) -> str:
         message = f"{mutant.name}: its old text occurs {count} times in {mutant.file}"
         raise ValueError(message)
     return text.replace(mutant.old, mutant.new)
+
+
+def cargo_test(test: str) -> list[str]:
+    """How cargo builds and runs one test, which it finds by the file that it is in."""
+    path, _, name = test.partition("::")
+    package = {"types": "tiered-kv-types", "policy": "tiered-kv-policy", "io": "tiered-kv-io"}
+    top = path.split("/")[1] if path.startswith("rust/") else ""
+    command = ["cargo", "test", "--locked", "-p", package.get(top, "tiered-kv")]
+    if "tests/" in path:
+        return [*command, "--test", Path(path).stem, name]
+    return [*command, "--lib", name]
 
 
 def copy_sources(to: Path) -> None:
@@ -104,25 +123,57 @@ class Bench:
         self.seeds = seeds
         copy_sources(self.sources)
 
-    def build(self) -> None:
-        """Builds the copy as it is.
+    def cargo(self, command: list[str], timeout: float = BUILD_S) -> tuple[int, str]:
+        """Runs cargo in the copy; its exit status and all that was said.
+
+        Raises:
+            subprocess.TimeoutExpired: It took too long. It is killed, with what it has started.
+        """
+        with subprocess.Popen(
+            command,
+            cwd=self.sources,
+            env={**os.environ, "CARGO_TARGET_DIR": str(self.target)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return process.returncode, said
+
+    def build(self, mutant: Mutant) -> None:
+        """Builds what is to find the mutant.
 
         Raises:
             RuntimeError: It does not compile.
         """
-        command = ["cargo", "build", "--locked", *TOOL]
-        env = {**os.environ, "CARGO_TARGET_DIR": str(self.target)}
-        done = subprocess.run(
-            command,
-            cwd=self.sources,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr[-4000:])
+        tool = ["cargo", "build", "--locked", *TOOL]
+        test = [*cargo_test(mutant.test)[:-1], "--no-run"]
+        status, said = self.cargo(test if mutant.test else tool)
+        if status != 0:
+            raise RuntimeError(said[-4000:])
+
+    def run(self, test: str) -> tuple[bool, str]:
+        """Runs a test; whether it failed, and what it said.
+
+        Raises:
+            RuntimeError: There is no such test, or several.
+        """
+        try:
+            status, output = self.cargo([*cargo_test(test), "--", "--test-threads=1"], TEST_S)
+        except subprocess.TimeoutExpired:
+            return True, f"does not end within {TEST_S} s"
+        if "running 1 test\n" not in output:
+            message = f"{test} is not one test:\n{output[-400:]}"
+            raise RuntimeError(message)
+        if status == 0:
+            return False, ""
+        panicked = re.search(r"panicked at [^\n]*\n(.*?)\n(?:note|stack)", output, re.DOTALL)
+        return True, " ".join((panicked[1] if panicked else output[-200:]).split())
 
     def search(self) -> tuple[int | None, str]:
         """The first seed that fails, and what it said; None where all of them pass.
@@ -154,9 +205,13 @@ class Bench:
         path.write_text(plant(mutant, text), encoding="utf-8")
         try:
             begin = time.monotonic()
-            self.build()
+            self.build(mutant)
             built = time.monotonic()
-            seed, said = self.search()
+            if mutant.test:
+                seed, (found, said) = None, self.run(mutant.test)
+            else:
+                seed, said = self.search()
+                found = seed is not None
             ended = time.monotonic()
         finally:
             path.write_text(text, encoding="utf-8")
@@ -165,6 +220,8 @@ class Bench:
             breaks=mutant.breaks,
             required=mutant.required,
             survives=mutant.survives,
+            test=mutant.test,
+            found=found,
             seed=seed,
             said=said,
             build_s=round(built - begin, 1),
@@ -176,24 +233,30 @@ def main() -> int:
     """Plants every mutant that was asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="seeds for each (1000)")
-    parser.add_argument("--only", default="", help="a part of the names of those to plant")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="parts of the names of those to plant"
+    )
     parser.add_argument("--home", type=Path, default=ROOT / "build/mutants")
     parser.add_argument("--report", type=Path, default=ROOT / "build/reports/mutants.json")
     asked = parser.parse_args()
     bench = Bench(asked.home.resolve(), asked.seeds)
-    chosen = [mutant for mutant in mutants() if asked.only in mutant.name]
-    print(f"{'mutant':<32} {'seed':>6} {'build s':>8} {'search s':>8}  what was seen", flush=True)
+    chosen = [m for m in mutants() if any(part in m.name for part in asked.only)]
+    print(f"{'mutant':<32} {'by':>6} {'build s':>8} {'search s':>8}  what was seen", flush=True)
     results = []
     for mutant in chosen:
         result = bench.attempt(mutant)
         results.append(result)
-        seed = "none" if result.seed is None else str(result.seed)
+        by = "none" if result.seed is None else str(result.seed)
+        if result.test and result.found:
+            by = "test"
         mark = "" if result.as_expected else "  <-- NOT AS EXPECTED"
         what = result.said.split(": ", 1)[-1][:60] or mutant.survives[:60]
         print(
-            f"{result.name:<32} {seed:>6} {result.build_s:>8} {result.search_s:>8}  {what}{mark}",
+            f"{result.name:<32} {by:>6} {result.build_s:>8} {result.search_s:>8}  {what}{mark}",
             flush=True,
         )
+    expected = sum(result.as_expected for result in results)
+    print(f"{expected} of {len(results)} as expected", flush=True)
     asked.report.parent.mkdir(parents=True, exist_ok=True)
     rows = [{**asdict(result), "as_expected": result.as_expected} for result in results]
     asked.report.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

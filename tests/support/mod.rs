@@ -59,12 +59,16 @@ pub fn seams(disk: Arc<dyn Disk>) -> Seams {
     Seams { open_disk, lock_directory: false, ..Seams::default() }
 }
 
-/// A disk in memory that counts reads, and whose reads or writes stop while the gate is shut.
+/// A disk in memory that counts reads and writes, either of which stop while their gate is shut.
 pub struct GatedDisk {
     pub inner: MemDisk,
     pub reads: AtomicUsize,
+    pub writes: AtomicUsize,
     shut: Mutex<(bool, bool)>,
     opened: Condvar,
+    /// From how many bytes on a write is long, and how many more of these pass.
+    long: Mutex<Option<(usize, usize)>>,
+    long_opened: Condvar,
 }
 
 impl GatedDisk {
@@ -72,8 +76,11 @@ impl GatedDisk {
         Arc::new(Self {
             inner: MemDisk::new(),
             reads: AtomicUsize::new(0),
+            writes: AtomicUsize::new(0),
             shut: Mutex::new((false, false)),
             opened: Condvar::new(),
+            long: Mutex::default(),
+            long_opened: Condvar::new(),
         })
     }
 
@@ -85,6 +92,29 @@ impl GatedDisk {
     pub fn shut_writes(&self, shut: bool) {
         self.shut.lock().1 = shut;
         self.opened.notify_all();
+    }
+
+    /// Lets `n` more writes of `bytes` or more through, and holds the rest of them.
+    pub fn let_long_writes(&self, bytes: usize, n: usize) {
+        *self.long.lock() = Some((bytes, n));
+        self.long_opened.notify_all();
+    }
+
+    fn pass_long(&self, bytes: usize) {
+        let mut long = self.long.lock();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while let Some((from, left)) = &mut *long {
+            if bytes < *from {
+                return;
+            }
+            if *left > 0 {
+                *left -= 1;
+                return;
+            }
+            if self.long_opened.wait_until(&mut long, until).timed_out() {
+                return;
+            }
+        }
     }
 
     fn pass(&self, is_shut: impl Fn(&(bool, bool)) -> bool) {
@@ -132,7 +162,9 @@ impl Disk for GatedDisk {
         self.inner.read_at(file, offset, buf)
     }
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
         self.pass(|shut| shut.1);
+        self.pass_long(buf.len());
         self.inner.write_at(file, offset, buf)
     }
     fn sync(&self, file: FileId) -> io::Result<()> {

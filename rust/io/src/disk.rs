@@ -1,7 +1,7 @@
 //! The files of one store directory, as the store sees them.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -136,6 +136,40 @@ pub trait Disk: Send + Sync + 'static {
     /// As `read_at`, also beyond the end: data files do not grow. Any part of `buf` may have been
     /// written.
     fn write_at(&self, file: FileId, offset: u64, buf: &[u8]) -> io::Result<()>;
+
+    /// Fills `bufs`, one after the other, from `offset`. They may be used up.
+    ///
+    /// # Errors
+    /// As `read_at`; what any of `bufs` then holds is not to be used.
+    fn read_vectored_at(
+        &self,
+        file: FileId,
+        mut offset: u64,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> io::Result<()> {
+        for buf in bufs {
+            self.read_at(file, offset, buf)?;
+            offset += buf.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes `bufs`, one after the other, at `offset`. They may be used up.
+    ///
+    /// # Errors
+    /// As `write_at`; any part of any of `bufs` may have been written.
+    fn write_vectored_at(
+        &self,
+        file: FileId,
+        mut offset: u64,
+        bufs: &mut [IoSlice<'_>],
+    ) -> io::Result<()> {
+        for buf in bufs {
+            self.write_at(file, offset, buf)?;
+            offset += buf.len() as u64;
+        }
+        Ok(())
+    }
 
     /// Makes the completed writes of a file durable.
     ///

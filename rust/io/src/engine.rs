@@ -11,6 +11,7 @@ use crate::buf::{AlignedBuf, ReadBuf};
 use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
+use crate::join::{Queued, joins, perform_joined};
 use crate::pool::{Workers, contained, panic_text};
 use crate::region::{ReadInto, Region};
 
@@ -154,11 +155,12 @@ const HANDED_OVER_BYTES: usize = 64 << 10;
 
 /// An engine of threads that block in a [`Disk`]'s calls.
 ///
-/// Loads have threads of their own, so that no number of stores keeps one waiting. Dropping the
-/// engine closes it.
+/// Loads have threads of their own, so that no number of stores keeps one waiting. Commits have
+/// one: while it syncs the stores of the next group are written. Dropping the engine closes it.
 pub struct BlockingEngine {
-    loads: Workers<IoRequest>,
-    stores: Workers<IoRequest>,
+    loads: Workers<Queued>,
+    stores: Workers<Queued>,
+    commits: Workers<IoRequest>,
     completions: Arc<Workers<IoDone>>,
     /// Loads that no thread has taken yet.
     waiting: Arc<AtomicUsize>,
@@ -196,30 +198,49 @@ impl BlockingEngine {
         let load = {
             let (shared, waiting) = (Arc::clone(&shared), Arc::clone(&waiting));
             let completions = Arc::clone(&completions);
-            Arc::new(move |request| {
-                let more = waiting.fetch_sub(1, Ordering::Relaxed) > 1;
-                let mut done = shared.perform(request);
-                if !more || read_bytes(&mut done) < HANDED_OVER_BYTES {
-                    return shared.complete(done);
-                }
-                if let Err(refused) = completions.submit(std::iter::once(done)) {
-                    refused.for_each(|done| shared.complete(done));
+            Arc::new(move |queued: Vec<Queued>| {
+                let n = queued.len();
+                let more = waiting.fetch_sub(n, Ordering::Relaxed) > n;
+                let (joined, requests) = shared.join(queued);
+                // Of what was read at once this thread handles a half, if nothing more waits.
+                let others = if joined { n / 2 } else { n - 1 };
+                for (at, request) in requests.into_iter().enumerate() {
+                    let mut done = shared.end(request, joined);
+                    let gives = more || at < others;
+                    if !gives || read_bytes(&mut done) < HANDED_OVER_BYTES {
+                        shared.complete(done);
+                    } else if let Err(refused) = completions.submit(std::iter::once(done)) {
+                        refused.for_each(|done| shared.complete(done));
+                    }
                 }
             })
         };
         let store = {
             let shared = Arc::clone(&shared);
-            Arc::new(move |request| shared.serve(request))
+            Arc::new(move |queued: Vec<Queued>| {
+                let (joined, requests) = shared.join(queued);
+                requests.into_iter().for_each(|r| shared.complete(shared.end(r, joined)));
+            })
         };
-        let loads = Workers::new("tkv-load", load_threads, threads, load);
+        let loads = Workers::joining("tkv-load", load_threads, threads, joins, load);
         let loads = loads.inspect_err(|_| completions.end())?;
-        let stores = Workers::new("tkv-store", store_threads, threads, store);
+        let stores = Workers::joining("tkv-store", store_threads, threads, joins, store);
         let stores = stores.inspect_err(|_| {
             loads.end();
             completions.end();
         })?;
+        let commit = {
+            let shared = Arc::clone(&shared);
+            Arc::new(move |request| shared.serve(request))
+        };
+        let commits = Workers::new("tkv-commit", 1, threads, commit);
+        let commits = commits.inspect_err(|_| {
+            loads.end();
+            stores.end();
+            completions.end();
+        })?;
         let description = "blocking".into();
-        Ok(Self { loads, stores, completions, waiting, shared, description })
+        Ok(Self { loads, stores, commits, completions, waiting, shared, description })
     }
 
     /// The same engine, which now also says why it is this one that works here.
@@ -241,14 +262,22 @@ impl IoEngine for BlockingEngine {
 
     fn submit(&self, batch: Vec<IoRequest>) {
         self.shared.begin(batch.len());
-        let (loads, stores): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|request| request.priority == Priority::Load);
-        let (commits, stores): (Vec<_>, Vec<_>) =
-            stores.into_iter().partition(|request| request.priority == Priority::Commit);
+        let (mut loads, mut stores) = (Vec::new(), Vec::new());
+        let (mut commits, mut creates) = (Vec::new(), Vec::new());
+        for request in batch {
+            match (request.priority, &request.op) {
+                (Priority::Load, _) => loads.push(Queued::from(request)),
+                // Allocating a file can take long, which no commit is to wait for.
+                (Priority::Commit, IoOp::Create { .. }) => creates.push(Queued::from(request)),
+                (Priority::Commit, _) => commits.push(request),
+                (Priority::Store | Priority::Scrub, _) => stores.push(Queued::from(request)),
+            }
+        }
         self.waiting.fetch_add(loads.len(), Ordering::Relaxed);
-        let (loads, stores) =
-            (self.loads.submit(loads.into_iter()), self.stores.submit_with(commits, stores));
-        for request in loads.err().into_iter().flatten().chain(stores.err().into_iter().flatten()) {
+        let loads = self.loads.submit(loads.into_iter()).err().into_iter().flatten();
+        let stores = self.stores.submit_with(creates, stores).err().into_iter().flatten();
+        let commits = self.commits.submit(commits.into_iter()).err().into_iter().flatten();
+        for request in loads.chain(stores).map(|queued| queued.request).chain(commits) {
             self.shared.refuse(request);
         }
     }
@@ -260,9 +289,11 @@ impl IoEngine for BlockingEngine {
     fn close(&self) {
         self.loads.start_closing();
         self.stores.start_closing();
+        self.commits.start_closing();
         // A thread of any kind that waited could be the one that another waits for.
         let own = self.loads.owns_this_thread()
             || self.stores.owns_this_thread()
+            || self.commits.owns_this_thread()
             || self.completions.owns_this_thread();
         if own {
             // What is read from now on is handled by the thread that has read it.
@@ -270,6 +301,7 @@ impl IoEngine for BlockingEngine {
         }
         self.loads.wait_closed();
         self.stores.wait_closed();
+        self.commits.wait_closed();
         self.completions.end();
     }
 }
@@ -312,6 +344,21 @@ impl Shared {
     /// Performs a request through the disk's blocking calls, and answers it.
     pub(crate) fn serve(&self, request: IoRequest) {
         self.complete(self.perform(request));
+    }
+
+    /// Performs requests that were taken together by one call, or says that this was not to be
+    /// had.
+    fn join(&self, queued: Vec<Queued>) -> (bool, Vec<IoRequest>) {
+        let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
+        (perform_joined(&*self.disk, &mut requests), requests)
+    }
+
+    /// Performs a request, unless that was done.
+    fn end(&self, request: IoRequest, done: bool) -> IoDone {
+        if !done {
+            return self.perform(request);
+        }
+        IoDone { token: request.token, op: request.op, result: Ok(()) }
     }
 
     fn perform(&self, request: IoRequest) -> IoDone {

@@ -4,7 +4,9 @@
 //! that is safe to use: the store above it forbids unsafe code. Clock, randomness, threads and
 //! files are traits, so that a simulation can supply its own.
 
+mod access;
 mod arena;
+mod beside;
 mod bitmap;
 mod buf;
 mod cancel;
@@ -16,6 +18,7 @@ mod dirlock;
 mod disk;
 mod engine;
 mod fork;
+mod join;
 mod mapping;
 mod memdisk;
 mod memory;
@@ -27,9 +30,11 @@ mod region;
 mod socket;
 mod sync;
 mod uring;
+mod vectored;
 mod whole;
 
 pub use arena::{Arena, ArenaConfig, ArenaReport, Slot, SlotMut};
+pub use beside::beside;
 pub use buf::{AlignedBuf, ReadBuf};
 pub use cancel::CancelFlag;
 pub use checksum::{copy, copy_checked, crc32c};

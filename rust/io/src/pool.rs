@@ -53,6 +53,9 @@ impl Drop for WorkerPool {
     }
 }
 
+/// Says whether a queued item is taken together with those that a thread has taken.
+pub(crate) type Joins<T> = fn(&[T], &T) -> bool;
+
 /// Threads that hand the items of one queue to one handler.
 pub(crate) struct Workers<T> {
     shared: Arc<Shared<T>>,
@@ -62,6 +65,7 @@ pub(crate) struct Workers<T> {
 
 struct Shared<T> {
     state: Mutex<State<T>>,
+    joins: Joins<T>,
     /// Signalled when the queue has grown or was closed.
     work: Condvar,
     /// Signalled when a thread has ended.
@@ -84,6 +88,19 @@ impl<T: Send + 'static> Workers<T> {
         threads: &dyn Threads,
         handler: Arc<dyn Fn(T) + Send + Sync>,
     ) -> Result<Self> {
+        let each = move |items: Vec<T>| items.into_iter().for_each(|item| handler(item));
+        Self::joining(name, n, threads, |_, _| false, Arc::new(each))
+    }
+
+    /// Threads that take items together, where `joins` says so, and no more than a thread's share
+    /// of those that wait.
+    pub(crate) fn joining(
+        name: &str,
+        n: usize,
+        threads: &dyn Threads,
+        joins: Joins<T>,
+        handler: Arc<dyn Fn(Vec<T>) + Send + Sync>,
+    ) -> Result<Self> {
         if n == 0 {
             let context = format!("threads of {name}: give at least one");
             return Err(Error::new(ErrorKind::InvalidArgument, "start threads", context));
@@ -91,7 +108,7 @@ impl<T: Send + 'static> Workers<T> {
         let (urgent, queue) = (VecDeque::new(), VecDeque::new());
         let state = State { urgent, queue, closed: false, alive: 0, threads: Vec::new() };
         let (work, ended) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { state: Mutex::new(state), work, ended });
+        let shared = Arc::new(Shared { state: Mutex::new(state), joins, work, ended });
         let workers = Self { shared, handles: Mutex::default() };
         for index in 0..n {
             let (alive, handler) = (Alive::new(&workers.shared), Arc::clone(&handler));
@@ -189,14 +206,29 @@ impl<T: Send + 'static> Workers<T> {
     }
 }
 
-fn work_until_closed<T>(shared: &Shared<T>, handler: &(dyn Fn(T) + Send + Sync)) {
+impl<T> State<T> {
+    /// The next item, with those behind it that join it.
+    fn take(&mut self, joins: Joins<T>) -> Vec<T> {
+        if let Some(item) = self.urgent.pop_front() {
+            return vec![item];
+        }
+        let share = self.queue.len().div_ceil(self.alive.max(1));
+        let mut items: Vec<T> = self.queue.pop_front().into_iter().collect();
+        while items.len() < share && self.queue.front().is_some_and(|next| joins(&items, next)) {
+            items.extend(self.queue.pop_front());
+        }
+        items
+    }
+}
+
+fn work_until_closed<T>(shared: &Shared<T>, handler: &(dyn Fn(Vec<T>) + Send + Sync)) {
     let mut state = shared.state.lock();
     state.threads.push(std::thread::current().id());
     loop {
-        let next = state.urgent.pop_front().or_else(|| state.queue.pop_front());
-        if let Some(item) = next {
+        let items = state.take(shared.joins);
+        if !items.is_empty() {
             drop(state);
-            contained(|| handler(item));
+            contained(|| handler(items));
             state = shared.state.lock();
         } else if state.closed {
             return;

@@ -2,26 +2,28 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use tiered_kv_types::{Error, Result};
 
 use crate::PAGE_BYTES;
+use crate::access::{Access, probe};
 use crate::buf::AlignedBuf;
 use crate::directory::{directory_error, ensure_directory};
 use crate::disk::{
     Alignment, DataFile, Descriptors, Disk, FileId, check_name, check_range, not_open, too_large,
     usable,
 };
+use crate::vectored;
 use crate::whole::read_file_whole;
 
 /// Files that are not yet, or no longer, part of the store.
-const SCRATCH_PREFIX: &str = ".tmp-";
+pub(crate) const SCRATCH_PREFIX: &str = ".tmp-";
 /// The piece in which unaligned memory is copied.
 const BOUNCE_BYTES: usize = 1 << 20;
 
@@ -33,13 +35,6 @@ pub struct PosixDisk {
     files: RwLock<Files>,
     /// Serialises changes of the directory, so that two of them never share a scratch file.
     changes: Mutex<()>,
-}
-
-/// How data files are read and written.
-struct Access {
-    direct: bool,
-    alignment: Alignment,
-    reason: String,
 }
 
 #[derive(Default)]
@@ -162,6 +157,26 @@ impl PosixDisk {
     fn file(&self, id: FileId) -> io::Result<Arc<DataFile>> {
         let files = self.files.read();
         files.open.get(&id.0).map(|open| Arc::clone(&open.data)).ok_or_else(|| not_open(id))
+    }
+
+    /// The bytes of `bufs`, all of which must be on the alignment: there is no copy here.
+    fn check_all<'a>(
+        &self,
+        offset: u64,
+        bufs: impl Iterator<Item = &'a [u8]>,
+    ) -> io::Result<usize> {
+        let mut bytes = 0;
+        for buf in bufs {
+            check_range(self.access.alignment, offset, buf.len())?;
+            if self.needs_bounce(buf.as_ptr()) {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "memory off the alignment",
+                ));
+            }
+            bytes += buf.len();
+        }
+        Ok(bytes)
     }
 
     fn needs_bounce(&self, address: *const u8) -> bool {
@@ -297,6 +312,29 @@ impl Disk for PosixDisk {
         Ok(())
     }
 
+    fn read_vectored_at(
+        &self,
+        file: FileId,
+        offset: u64,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> io::Result<()> {
+        let (unit, open) = (self.access.alignment, self.file(file)?);
+        self.check_all(offset, bufs.iter().map(|buf| &**buf))?;
+        vectored::read_all(open.file(), unit, offset, bufs)
+    }
+
+    fn write_vectored_at(
+        &self,
+        file: FileId,
+        offset: u64,
+        bufs: &mut [IoSlice<'_>],
+    ) -> io::Result<()> {
+        let (unit, open) = (self.access.alignment, self.file(file)?);
+        let bytes = self.check_all(offset, bufs.iter().map(|buf| &**buf))?;
+        open.check_write(offset, bytes)?;
+        vectored::write_all(open.file(), unit, offset, bufs)
+    }
+
     fn sync(&self, file: FileId) -> io::Result<()> {
         self.file(file)?.file().sync_data()
     }
@@ -312,7 +350,7 @@ impl Descriptors for PosixDisk {
     }
 }
 
-fn bounce_buffer(len: usize) -> io::Result<AlignedBuf> {
+pub(crate) fn bounce_buffer(len: usize) -> io::Result<AlignedBuf> {
     let len = len.clamp(1, BOUNCE_BYTES).next_multiple_of(PAGE_BYTES as usize);
     AlignedBuf::new(len).map_err(|err| io::Error::new(io::ErrorKind::OutOfMemory, err))
 }
@@ -335,7 +373,12 @@ fn read_whole(file: &File, unit: Alignment, mut offset: u64, mut buf: &mut [u8])
     Ok(())
 }
 
-fn write_whole(file: &File, unit: Alignment, mut offset: u64, mut buf: &[u8]) -> io::Result<()> {
+pub(crate) fn write_whole(
+    file: &File,
+    unit: Alignment,
+    mut offset: u64,
+    mut buf: &[u8],
+) -> io::Result<()> {
     while !buf.is_empty() {
         match file.write_at(buf, offset) {
             Ok(done) => {
@@ -419,62 +462,4 @@ fn remove_scratch(dir: &File) -> io::Result<()> {
         rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
     }
     Ok(())
-}
-
-/// Finds out whether files here can be written, and whether past the page cache.
-fn probe(dir: &File) -> io::Result<Access> {
-    let scratch = scratch_file(dir, OFlags::empty())?;
-    let buffered = |reason: String| {
-        Ok(Access { direct: false, alignment: Alignment { memory: 1, offset: 1 }, reason })
-    };
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    let kind = rustix::fs::fstatfs(dir)?.f_type as u64;
-    if kind == TMPFS || kind == RAMFS {
-        return buffered("the directory is in memory (tmpfs), where there is no device".into());
-    }
-    let mask = StatxFlags::DIOALIGN;
-    let (alignment, source) = match rustix::fs::statx(&scratch, "", AtFlags::EMPTY_PATH, mask) {
-        Ok(stat) if stat.stx_mask & mask.bits() != 0 => match reported(&stat) {
-            Some(alignment) => (alignment, "reported by the file system"),
-            None => return buffered("the file system reports that it has no direct I/O".into()),
-        },
-        _ => (Alignment { memory: 4096, offset: 4096 }, "assumed, the file system reports none"),
-    };
-    let Alignment { memory, offset } = alignment;
-    let page = PAGE_BYTES as u32;
-    if !page.is_multiple_of(memory) || !page.is_multiple_of(offset) {
-        return buffered(format!("direct I/O here needs an alignment of {memory}/{offset} bytes"));
-    }
-    let tried = scratch_file(dir, OFlags::DIRECT)
-        .and_then(|file| write_whole(&file, alignment, 0, bounce_buffer(1)?.as_slice()));
-    match tried {
-        Ok(()) => {
-            let reason = format!("O_DIRECT, alignment {memory}/{offset} bytes, {source}");
-            Ok(Access { direct: true, alignment, reason })
-        }
-        Err(err) if err.kind() == io::ErrorKind::StorageFull => Err(err),
-        Err(err) => buffered(format!("the file system refuses O_DIRECT ({err})")),
-    }
-}
-
-/// The alignment that the file system reports; `None` where it reports that there is none.
-fn reported(stat: &Statx) -> Option<Alignment> {
-    let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-    (memory > 0 && offset > 0).then_some(Alignment { memory, offset })
-}
-
-/// A file without a name, for the probe.
-fn scratch_file(dir: &File, extra: OFlags) -> io::Result<File> {
-    let mode = Mode::RUSR | Mode::WUSR;
-    let flags = extra | OFlags::RDWR | OFlags::CLOEXEC;
-    if let Ok(fd) = rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode) {
-        return Ok(fd.into());
-    }
-    // Some file systems have no nameless files.
-    let name = format!("{SCRATCH_PREFIX}probe");
-    let fd = rustix::fs::openat(dir, &name, flags | OFlags::CREATE | OFlags::EXCL, mode);
-    // O_DIRECT may be refused after the file has been made.
-    let _ = rustix::fs::unlinkat(dir, &name, AtFlags::empty());
-    Ok(fd?.into())
 }

@@ -323,8 +323,9 @@ fn threads_that_do_not_start_are_an_error_and_leave_none() {
     let none: OnDone = Arc::new(|_| {});
     let marker = Arc::downgrade(&none);
     for backend in backends() {
-        // One that reads and one that writes, or the ring's; one that handles what is done.
-        let needed = 3;
+        // One that reads, one that writes and one that commits, or the ring's and its helper; one
+        // that handles what is done.
+        let needed = if backend == Backend::Blocking { 4 } else { 3 };
         for can_start in 0..=needed {
             let dir = common::disk_dir();
             let threads = Few(AtomicUsize::new(can_start));

@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs;
-use std::io::ErrorKind as Os;
+use std::io::{ErrorKind as Os, IoSlice, IoSliceMut};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -49,6 +49,42 @@ fn exercise(disk: &dyn Disk) {
     assert!(aligned.as_slice()[..4_096] == data[..4_096]);
     assert!(aligned.as_slice()[4_096..][..other.len() - 1] == other[1..]);
     assert!(aligned.as_slice()[4_096 + other.len() - 1..] == data[4_096 + other.len() - 1..]);
+}
+
+#[test]
+fn several_ranges_are_read_and_written_as_one() {
+    let dir = common::disk_dir();
+    let disk = open(dir.path());
+    let file = disk.create("segment", 64 << 10).expect("64 KiB");
+    let data = common::noise(40 << 10, 3);
+    let mut bufs = [4_096, 12_288, 24_576].map(|len| AlignedBuf::new(len).expect("memory"));
+    let mut at = 0;
+    for buf in &mut bufs {
+        let len = buf.as_slice().len();
+        buf.as_mut_slice().copy_from_slice(&data[at..at + len]);
+        at += len;
+    }
+    let mut parts = bufs.each_ref().map(|buf| IoSlice::new(buf.as_slice()));
+    disk.write_vectored_at(file, 8_192, &mut parts).expect("within the file");
+    let mut whole = AlignedBuf::new(64 << 10).expect("memory");
+    disk.read_at(file, 0, whole.as_mut_slice()).expect("whole");
+    assert!(whole.as_slice()[8_192..][..data.len()] == data);
+    assert!(whole.as_slice()[8_192 + data.len()..].iter().all(|byte| *byte == 0));
+    bufs.iter_mut().for_each(|buf| buf.as_mut_slice().fill(0));
+    let mut parts = bufs.each_mut().map(|buf| IoSliceMut::new(buf.as_mut_slice()));
+    disk.read_vectored_at(file, 8_192, &mut parts).expect("within the file");
+    assert!(bufs.iter().flat_map(|buf| buf.as_slice()).eq(&data));
+
+    let mut parts = bufs.each_ref().map(|buf| IoSlice::new(buf.as_slice()));
+    let grows = disk.write_vectored_at(file, 32 << 10, &mut parts).expect_err("beyond the end");
+    assert_eq!(grows.kind(), Os::UnexpectedEof);
+    assert_eq!(fs::metadata(dir.path().join("segment")).expect("exists").len(), 64 << 10);
+    let mut parts = bufs.each_mut().map(|buf| IoSliceMut::new(buf.as_mut_slice()));
+    let short = disk.read_vectored_at(file, 32 << 10, &mut parts).expect_err("beyond the end");
+    assert_eq!(short.kind(), Os::UnexpectedEof);
+    let mut part = [IoSlice::new(&data[..100])];
+    let off = disk.write_vectored_at(file, 0, &mut part);
+    assert_eq!(off.is_err(), disk.is_direct(), "a length off the alignment");
 }
 
 #[test]

@@ -173,6 +173,37 @@ fn a_commit_passes_stores_that_stall_and_those_that_wait() {
 }
 
 #[test]
+fn the_ring_goes_on_while_what_it_has_read_is_handled() {
+    if !has_uring() {
+        return;
+    }
+    let (disk, mut incoming, mut outgoing) = PipeDisk::new();
+    let arena = arena(1);
+    let (sender, handled) = channel();
+    let (go_on, may_go_on) = channel::<()>();
+    let may_go_on = std::sync::Mutex::new(may_go_on);
+    // The one thread for completions is busy with the first until the test has seen the second.
+    let on_done: OnDone = Arc::new(move |done: IoDone| {
+        _ = sender.send(done.token);
+        _ = may_go_on.lock().expect("no panic").recv();
+    });
+    let engine = UringEngine::new(disk, &arena, &OsThreads, small_ring(), on_done).expect("probed");
+    engine.submit(vec![load(0, INCOMING, 0, &arena)]);
+    incoming.write_all(&[4; PAGE as usize]).expect("the engine reads");
+    assert_eq!(handled.recv().expect("answered"), 0);
+    let (written, has_written) = channel();
+    let reading = std::thread::spawn(move || {
+        let read = outgoing.read_exact(&mut [0; PAGE as usize]);
+        _ = written.send(read);
+    });
+    engine.submit(vec![write(1, OUTGOING, 0, 2)]);
+    let second = has_written.recv_timeout(Duration::from_secs(60));
+    drop(go_on);
+    second.expect("the ring waits for the handler").expect("the engine writes");
+    reading.join().expect("no panic");
+}
+
+#[test]
 fn case_9_short_transfers_are_continued_and_an_early_end_is_an_error() {
     if !has_uring() {
         return;

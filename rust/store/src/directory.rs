@@ -317,14 +317,15 @@ impl Drive {
         u64::from(self.geometry.segments) * self.geometry.segment_bytes
     }
 
-    /// The bytes of the checkpoint of a clean close, if there is one. It is removed: from now on
-    /// it is out of date.
-    pub(crate) fn take_checkpoint(&self) -> Result<Option<Vec<u8>>> {
-        let Some(bytes) = self.disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES)? else {
-            return Ok(None);
-        };
-        self.disk.remove(CHECKPOINT)?;
-        Ok(Some(bytes))
+    /// The bytes of the checkpoint of a clean close, if there is one. To be removed before
+    /// anything is written: from then on it is out of date.
+    pub(crate) fn read_checkpoint(&self) -> Result<Option<Vec<u8>>> {
+        self.disk.read_file(CHECKPOINT, MAX_CHECKPOINT_BYTES)
+    }
+
+    /// Removes the checkpoint, durably.
+    pub(crate) fn remove_checkpoint(&self) -> Result<()> {
+        self.disk.remove(CHECKPOINT)
     }
 
     /// Writes what the drive holds, for the next open.

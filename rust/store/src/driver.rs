@@ -24,6 +24,8 @@ use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
 const INLINE_COPY_BYTES: u64 = 64 << 10;
+/// Most bytes that a copy thread copies before it tells: the drive can begin with them.
+const COPY_JOB_BYTES: u64 = 2 << 20;
 /// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
 /// that their keys stay in the cache until then.
 pub(crate) const ACCESS_QUEUE: usize = 512;
@@ -260,7 +262,8 @@ impl Core {
         if bytes <= INLINE_COPY_BYTES {
             return self.copied(copies.into_iter().map(Copy::run).collect());
         }
-        let share = copies.len().div_ceil(self.copy_threads);
+        let jobs = bytes.div_ceil(COPY_JOB_BYTES).max(self.copy_threads as u64);
+        let share = copies.len().div_ceil(usize::try_from(jobs).unwrap_or(usize::MAX));
         let mut copies = copies.into_iter().peekable();
         while copies.peek().is_some() {
             let job: Vec<Copy> = copies.by_ref().take(share).collect();

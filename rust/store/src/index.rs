@@ -381,3 +381,23 @@ impl ReadIndex {
         self.groups.iter().map(|g| g.read().0.iter().map(Entries::len).sum::<usize>()).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resident::tests::resident;
+
+    #[test]
+    fn a_copy_that_somebody_holds_is_not_evicted() {
+        let freed = FreedSlots::default();
+        let index = ReadIndex::new(1, false, freed.clone());
+        let key = FullKey::default();
+        index.update(&key, |entry| entry.resident = Some(resident(8, &freed)));
+        let held = index.pin(&key).expect("in memory");
+        assert!(!index.evict(&key), "whoever holds it may have come since it was chosen");
+        assert!(index.pin(&key).is_some());
+        drop(held);
+        assert!(index.evict(&key));
+        assert!(index.pin(&key).is_none());
+    }
+}

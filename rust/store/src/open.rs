@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tiered_kv_io::{
-    Arena, ArenaConfig, EngineConfig, IoDone, Nanos, Running, UringConfig, WorkerPool,
+    Arena, ArenaConfig, EngineConfig, IoDone, Nanos, Running, UringConfig, WorkerPool, beside,
     choose_engine, memory_limit_bytes,
 };
 use tiered_kv_policy::Lru;
@@ -231,9 +231,11 @@ pub(crate) fn recover(
     let mut tombstones = Vec::new();
     let mut pages = 0;
     let mut tables_read = true;
+    let mut outdated = Vec::new();
     for (number, drive) in (0..).zip(drives) {
         let store = &drive.superblock.store;
-        let bytes = drive.take_checkpoint()?;
+        let bytes = drive.read_checkpoint()?;
+        outdated.extend(bytes.is_some().then_some(drive));
         let checkpoint = bytes.and_then(|bytes| CheckpointRows::decode(store, bytes).valid());
         let (disk, threads) = (drive.disk.as_ref(), recovery_threads());
         let looked = look_at_segments(disk, number, &drive.geometry, checkpoint, threads)?;
@@ -248,6 +250,6 @@ pub(crate) fn recover(
     events.push(Event::Recovered { complete, tables_read });
     let now = Now { mono: seams.clock.now(), unix_ns: seams.clock.unix_nanos() };
     // Nothing runs yet that could carry commands out; they follow with the first tick.
-    machine.recover(now, events);
-    Ok(())
+    let remove = || outdated.iter().try_for_each(|drive| drive.remove_checkpoint());
+    beside(remove, || machine.recover(now, events))
 }

@@ -372,10 +372,10 @@ impl Drop for Lease {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn resident(bytes: u64, freed: &FreedSlots) -> Arc<Resident> {
+    pub(crate) fn resident(bytes: u64, freed: &FreedSlots) -> Arc<Resident> {
         Arc::new(Resident {
             slots: SmallVec::new(),
             ids: SmallVec::new(),

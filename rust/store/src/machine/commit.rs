@@ -15,10 +15,12 @@ type Entry = (SlotId, [u8; RECORD_BYTES]);
 impl Machine {
     /// Moves the oldest group on: groups commit in order, so that parents are durable first.
     pub(super) fn advance_groups(&mut self, out: &mut Vec<Command>) {
-        let Some(group) = self.groups.under_way.front_mut() else { return };
+        let Some(group) = self.groups.under_way.front() else { return };
         if group.phase != Phase::Payloads || group.left > 0 {
             return;
         }
+        self.groups.join_written();
+        let Some(group) = self.groups.under_way.front_mut() else { return };
         group.phase = Phase::Headers;
         let id = group.id;
         let (blocks, failed) = (group.blocks.clone(), group.failed.clone());
@@ -27,11 +29,12 @@ impl Machine {
         for block in blocks.iter().filter(|b| !failed.contains(b)) {
             self.headers_of(*block, &mut entries);
         }
-        for (drive, slot) in clears {
-            let entries = entries.entry(drive).or_default();
-            if entries.iter().all(|(written, _)| *written != slot) {
-                entries.push((slot, [0; RECORD_BYTES]));
-            }
+        let of_drive = |(drive, entries): (&DriveId, &Vec<Entry>)| -> Vec<(DriveId, SlotId)> {
+            entries.iter().map(|(slot, _)| (*drive, *slot)).collect()
+        };
+        let written: BTreeSet<(DriveId, SlotId)> = entries.iter().flat_map(of_drive).collect();
+        for (drive, slot) in clears.into_iter().filter(|clear| !written.contains(clear)) {
+            entries.entry(drive).or_default().push((slot, [0; RECORD_BYTES]));
         }
         let group = self.groups.get_mut(id).expect("the front group");
         group.left = entries.len();

@@ -20,15 +20,15 @@ pub(super) struct Standings {
 }
 
 /// Whether a block may be evicted: a clean leaf that nothing is in flight on. A held block does not
-/// leave its last tier.
-pub(super) fn standings(table: &BlockTable, id: BlockId) -> Option<Standings> {
+/// leave its last tier; `staging`: memory is none.
+pub(super) fn standings(table: &BlockTable, id: BlockId, staging: bool) -> Option<Standings> {
     let block = table.get(id)?;
     let kin = table.kin(&block.key);
     let idle = block.dirty.is_none() && !block.doomed;
     let durable = block.is_durable();
     let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
     let drive = idle && durable && !block.is_being_read() && kin.drive == 0;
-    let drive = drive && (block.holds == 0 || block.in_dram);
+    let drive = drive && (block.holds == 0 || (block.in_dram && !staging));
     let standing = |may: bool| match (may, block.orphan) {
         (false, _) => Standing::Kept,
         (true, true) => Standing::Orphan,
@@ -274,7 +274,8 @@ impl Machine {
 
     /// Tells the policy whether the block may be evicted.
     pub(super) fn refresh(&mut self, id: BlockId) {
-        let Some(Standings { dram, drive }) = standings(&self.table, id) else { return };
+        let standings = standings(&self.table, id, self.staging.on);
+        let Some(Standings { dram, drive }) = standings else { return };
         self.policy.set_standing(Tier::Dram, id, dram);
         self.policy.set_standing(Tier::Nvme, id, drive);
     }

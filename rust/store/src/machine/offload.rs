@@ -8,16 +8,19 @@ use super::table::OnDrive;
 use super::{BlockId, Command, Machine, SlotId};
 use crate::log::LogKind;
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tiered_kv_io::FileId;
 use tiered_kv_types::{Tier, round_up_to_page};
 
 /// Most blocks and bytes of one group.
 const GROUP_BLOCKS: usize = 1024;
 const GROUP_BYTES: u64 = 64 << 20;
-/// Groups under way at once: while one commits, the next writes its last payloads and another its
-/// first, so that the device never waits for either.
-const GROUPS: usize = 3;
+/// Groups that write payloads at once: when one has written its last, the device already has the
+/// next one's.
+const WRITING: usize = 2;
+/// Groups under way at once. A sync can take as long as writing several: those that have written
+/// their payloads meanwhile commit together.
+const GROUPS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -48,7 +51,36 @@ pub(super) struct Groups {
     next: u64,
 }
 
+impl Group {
+    /// Whether all of its payloads are where they belong.
+    pub(super) fn is_written(&self) -> bool {
+        self.phase != Phase::Payloads || self.left == 0
+    }
+
+    /// Whether it does no more than store.
+    fn only_stores(&self) -> bool {
+        self.retires.is_none()
+    }
+}
+
 impl Groups {
+    /// Joins to the oldest group, which has not begun to commit, those behind it that could commit
+    /// too: they do it at once, with one sync.
+    pub(super) fn join_written(&mut self) {
+        let Some(mut front) = self.under_way.pop_front() else { return };
+        // Few enough that ending it holds no caller up for long.
+        while front.only_stores()
+            && front.blocks.len() < GROUP_BLOCKS
+            && self.under_way.front().is_some_and(|g| g.only_stores() && g.is_written())
+        {
+            let Some(next) = self.under_way.pop_front() else { break };
+            front.blocks.extend(next.blocks);
+            front.failed.extend(next.failed);
+            front.clears.extend(next.clears);
+        }
+        self.under_way.push_front(front);
+    }
+
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Group> {
         self.under_way.iter_mut().find(|g| g.id == id)
     }
@@ -92,8 +124,8 @@ impl Machine {
             return self.give_up_dirty();
         }
         let groups = &self.groups.under_way;
-        let writing = |g: &Group| g.phase == Phase::Payloads && g.left > g.blocks.len() / 4;
-        if groups.iter().any(writing) || groups.len() >= GROUPS {
+        let writing = groups.iter().filter(|g| !g.is_written()).count();
+        if writing >= WRITING || groups.len() >= GROUPS {
             return;
         }
         let all_writable = self.drives.iter().all(Drive::is_writable);
@@ -146,6 +178,7 @@ impl Machine {
         }
         let id = self.groups.next;
         self.groups.next += 1;
+        self.lay_out(&blocks);
         self.write_payloads(id, &blocks, out);
         self.groups.under_way.push_back(Group {
             id,
@@ -203,6 +236,33 @@ impl Machine {
             }
         }
         blocks
+    }
+
+    /// Gives the slots of a group out again, in the order of its blocks: recycled ones come in any
+    /// order, and what is read together is then read from one place after the other.
+    fn lay_out(&mut self, blocks: &[BlockId]) {
+        let mut places: BTreeMap<(DriveId, u64), Vec<SlotId>> = BTreeMap::new();
+        for id in blocks {
+            let block = self.table.get(*id).expect("assigned blocks exist");
+            let OnDrive::Writing(slots) = &block.drive else { unreachable!("just assigned") };
+            let drive = &self.drives[usize::from(block.home)].slots;
+            for slot in slots {
+                let of_class = (block.home, drive.slot_bytes(slot.segment));
+                places.entry(of_class).or_default().push(*slot);
+            }
+        }
+        // From the last: they are popped.
+        places.values_mut().for_each(|slots| slots.sort_unstable_by(|a, b| b.cmp(a)));
+        for id in blocks {
+            let block = self.table.get_mut(*id).expect("assigned blocks exist");
+            let home = block.home;
+            let OnDrive::Writing(slots) = &mut block.drive else { unreachable!("just assigned") };
+            let drive = &self.drives[usize::from(home)].slots;
+            for slot in slots {
+                let of_class = (home, drive.slot_bytes(slot.segment));
+                *slot = places.get_mut(&of_class).and_then(Vec::pop).expect("as many as before");
+            }
+        }
     }
 
     fn write_payloads(&mut self, group: u64, blocks: &[BlockId], out: &mut Vec<Command>) {

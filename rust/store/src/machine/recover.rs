@@ -200,10 +200,10 @@ impl Machine {
             ids[begin..begin + put.len()].reverse();
             begin += put.len();
         }
-        let table = &self.table;
+        let (table, staging) = (&self.table, self.staging.on);
         let of_policy = |id: &BlockId| {
             let block = table.get(*id).expect("just restored");
-            let standing = standings(table, *id).expect("just restored").drive;
+            let standing = standings(table, *id, staging).expect("just restored").drive;
             (*id, facts(Tier::Nvme, block), standing)
         };
         self.policy.restored(Tier::Nvme, &mut ids.iter().map(of_policy), self.now.mono);

@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod by_hand;
+mod checks;
 #[cfg(test)]
 mod crash_points;
 mod faults;

@@ -1,5 +1,6 @@
 //! What the calls came back with, told to the oracle.
 
+use super::checks::Held;
 use super::memory::{Buffer, CANARY};
 use super::oracle::Promised;
 use super::world::{Call, World, version_of};
@@ -60,10 +61,14 @@ impl World {
             }
             (Call::Delete { ns, doomed, asked }, Outcome::Deleted(report)) => {
                 if report.durable {
+                    self.check_buried(ns, &doomed);
                     self.oracle.deleted(ns, &doomed, asked);
                 }
             }
-            (Call::Hold, Outcome::Held(id, _)) => self.holds.push(id),
+            (Call::Hold { keys, expires }, Outcome::Held(id, held)) => {
+                let keys = keys.into_iter().zip(held).filter_map(|(key, held)| held.then_some(key));
+                self.holds.push(Held { id, keys: keys.collect(), expires });
+            }
             (Call::Scrub, Outcome::Scrubbed(_)) => {}
             (_, outcome) => panic!("another kind of outcome: {outcome:?}"),
         }

@@ -100,6 +100,7 @@ impl World {
             let full = FullKey { ns: u32::from(key.0[9]), key: *key };
             assert!(self.index.residency(&full).0.is_hit(), "{key:?} is not in the index");
         }
+        self.check_tables();
         self.figure("recovered_blocks", found.len() as u64);
     }
 

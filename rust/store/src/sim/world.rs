@@ -1,6 +1,7 @@
 //! The simulated world around the machine.
 
 use super::Say;
+use super::checks::Held;
 use super::faults::Fault;
 use super::memory::{Buffer, CANARY, fresh_slots, region};
 use super::oracle::{Oracle, Promised};
@@ -11,8 +12,7 @@ use crate::directory::open_journal;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::log::LogEntry;
 use crate::machine::{
-    Command, Doomed, DriveId, Event, Geometry, GetTarget, HoldId, Machine, Now, OpId, PutItem,
-    Quota,
+    Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem, Quota,
 };
 use crate::resident::Resident;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ pub(super) enum Call {
     Get { keys: Vec<BlockKey>, ns: u32, buffers: Vec<Buffer>, asked: u64 },
     Flush { keys: Vec<Promised>, asked: u64 },
     Delete { ns: u32, doomed: Doomed, asked: Now },
-    Hold,
+    Hold { keys: Vec<BlockKey>, expires: u64 },
     Scrub,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct World {
     pub(super) bad_segments: BTreeSet<(DriveId, FileId)>,
     pub(super) calls: BTreeMap<OpId, Call>,
     pub(super) leases: Vec<(BlockKey, u64, Arc<Resident>)>,
-    pub(super) holds: Vec<HoldId>,
+    pub(super) holds: Vec<Held>,
     pub(super) oracle: Oracle,
     /// The events of the machine since it started, and their number before the last step.
     pub(super) log: Vec<LogEntry>,
@@ -85,6 +85,26 @@ pub(super) struct World {
     pub(super) keys: BTreeMap<u64, BlockKey>,
     pub(super) seed: u64,
     pub(super) trace: u64,
+}
+
+const PATHS: u64 = 3;
+
+fn key(ns: u32, path: u64, depth: u32) -> BlockKey {
+    let mut bytes = [0; 32];
+    // The first two blocks of every path are shared.
+    bytes[0] = if depth < 2 { 0 } else { path as u8 + 1 };
+    bytes[1] = depth as u8;
+    // Neighbours lie on different drives.
+    bytes[8] = depth as u8;
+    bytes[9] = ns as u8;
+    BlockKey(bytes)
+}
+
+/// The keys that follow this one on some path.
+pub(super) fn children(of: &BlockKey) -> Vec<BlockKey> {
+    let (ns, depth) = (u32::from(of.0[9]), u32::from(of.0[1]));
+    let paths = (0..PATHS).filter(|path| key(ns, *path, depth) == *of);
+    paths.map(|path| key(ns, path, depth + 1)).collect()
 }
 
 pub(super) fn payload(layout: &KvLayout, key: &BlockKey, version: u64) -> Vec<u8> {
@@ -196,6 +216,7 @@ impl World {
             70..73 => self.later(2_000_000_000),
             73 => self.cut_power(),
             74..76 => self.flip_bit(),
+            76..80 if self.seed % 8 == 6 => self.hold(),
             76..80 => self.lookup(),
             _ => self.perform(),
         }
@@ -208,10 +229,12 @@ impl World {
         let mut commands = Vec::new();
         self.machine.step(self.now, [event], &mut commands);
         self.logged_before = self.log_number();
-        for entry in self.machine.log.since(self.logged_before) {
+        let logged = self.machine.log.since(self.logged_before);
+        for entry in &logged {
             self.note(|| format!("log {} {:?} {:?}", entry.kind.name(), entry.key, entry.tier));
-            self.log.push(entry);
         }
+        self.check_evicted(&logged);
+        self.log.extend(logged);
         for command in commands {
             self.note(|| format!("asks to {}", trace::command(&command)));
             let mark = format!("{command:?}").split(' ').next().map(str::to_owned);
@@ -235,18 +258,9 @@ impl World {
     /// A chain of keys of one namespace: runs along one of few paths, so that chains share roots.
     pub(super) fn chain(&mut self) -> (u32, Vec<(BlockKey, u32, Option<BlockKey>)>) {
         let ns = self.draw(2) as u32;
-        let path = self.draw(3);
+        let path = self.draw(PATHS);
         let len = 1 + self.draw(KEYS / 4) as u32;
-        let key = |depth: u32| {
-            let mut bytes = [0; 32];
-            // The first two blocks of every path are shared.
-            bytes[0] = if depth < 2 { 0 } else { path as u8 + 1 };
-            bytes[1] = depth as u8;
-            // Neighbours lie on different drives.
-            bytes[8] = depth as u8;
-            bytes[9] = ns as u8;
-            BlockKey(bytes)
-        };
+        let key = |depth: u32| key(ns, path, depth);
         let item = |d: u32| (key(d), d, d.checked_sub(1).map(key));
         (ns, (0..len).map(item).collect())
     }
@@ -267,6 +281,7 @@ impl World {
         }
         let waits = self.draw(3) == 0;
         self.note(|| format!("put of versions {versions:?}"));
+        self.no_longer_held(&keys);
         let (log, asked) = (self.log_number(), self.now.mono);
         let call = PutCall { keys, versions, ns, waits, asked, log, outdated: false };
         let op = self.call(Call::Put(call));
@@ -309,7 +324,7 @@ impl World {
         let asked = self.now.mono;
         let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked });
         let deadline = self.now.mono + 1_000_000_000;
-        let hold = self.holds.pop();
+        let hold = self.holds.pop().map(|hold| hold.id);
         self.feed(Event::Get { op, ns, keys, deadline, target, count: true, hold });
     }
 
@@ -332,8 +347,8 @@ impl World {
         if self.draw(3) == 0 {
             return self.feed(Event::Prefetch { ns, keys });
         }
-        let op = self.call(Call::Hold);
         let expires = self.now.mono + 3_000_000_000;
+        let op = self.call(Call::Hold { keys: keys.clone(), expires });
         self.feed(Event::Hold { op, ns, keys, expires });
     }
 

@@ -172,6 +172,24 @@ impl Bench {
         true
     }
 
+    /// Performs the I/O commands in flight for which `wanted` holds, and no others.
+    pub(in crate::sim) fn perform_where(&mut self, wanted: impl Fn(&Command) -> bool) {
+        let (now, later) = std::mem::take(&mut self.io).into_iter().partition(&wanted);
+        self.io = later;
+        let now: VecDeque<Command> = now;
+        for command in now {
+            let event = self.execute(command);
+            self.feed(event);
+        }
+    }
+
+    /// Makes a call of which nothing is performed yet.
+    pub(in crate::sim) fn begin(&mut self, event: impl FnOnce(OpId) -> Event) {
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        self.feed(event(op));
+    }
+
     /// Makes a call and performs commands until it has ended; others may be left in flight.
     pub(in crate::sim) fn call(&mut self, event: impl FnOnce(OpId) -> Event) -> Outcome {
         let op = OpId(self.next_op);
