@@ -93,7 +93,7 @@ class Trace:
         """What the predictor has learned at the end; see `tiered_kv.replay.posterior`."""
 
 def replay_policies() -> dict[str, list[str]]:
-    """Names of policies: those that "all", "ablation" and "tried" stand for."""
+    """Names of policies: those that "all", "ablation", "steps" and "tried" stand for."""
 
 def trace_kinds() -> dict[str, str]:
     """Kinds of traces that are made up, and what each is about."""

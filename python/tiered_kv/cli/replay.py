@@ -32,7 +32,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--policies",
-        help="Names, or all, ablation or tried; min, the optimum, is always shown. [default: all; "
+        help="Names, or all, ablation, steps or tried; min, the optimum, is always shown. [default: all; "
         "with --posterior beta]",
     )
     parser.add_argument("--outputs", action="store_true", help="Insert blocks of outputs, too.")

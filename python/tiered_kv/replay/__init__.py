@@ -43,7 +43,7 @@ def policies() -> dict[str, list[str]]:
     """The names of policies.
 
     Returns:
-        The names that "all", "ablation" and "tried" stand for. `beta` is the predictor, by which
+        The names that "all", "ablation", "steps" and "tried" stand for. `beta` is the predictor, by which
         the store does not evict yet; `min` is Belady's optimum.
     """
     return _core.replay_policies()
@@ -114,7 +114,7 @@ def replay(
     Args:
         trace: The trace.
         capacities: In percent of the trace's unique prompt blocks, above 0 and at most 100.
-        policies: Names out of `policies()`, or "all", "ablation" or "tried".
+        policies: Names out of `policies()`, or "all", "ablation", "steps" or "tried".
         seeds: Runs of each policy in which draws decide, 1 to 1000; others run once.
         outputs: Blocks of outputs are inserted, too.
         labels: Sessions and kinds of requests are told; else the policies infer them.

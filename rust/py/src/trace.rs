@@ -343,7 +343,7 @@ impl Trace {
     }
 }
 
-/// Names of policies: those that "all", "ablation" and "tried" stand for.
+/// Names of policies: those that "all", "ablation", "steps" and "tried" stand for.
 #[pyfunction]
 pub(crate) fn replay_policies(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let groups = PyDict::new(py);

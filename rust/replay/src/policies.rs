@@ -20,6 +20,7 @@ pub const ALL: &[&str] = &[
     "ali",
     "beta",
     "beta-spec",
+    "beta-guard",
     "min",
 ];
 
