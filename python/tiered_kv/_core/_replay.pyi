@@ -81,6 +81,16 @@ class Trace:
         progress: Callable[[int], object] | None = None,
     ) -> list[dict[str, Any]]:
         """Runs policies at capacities; see `tiered_kv.replay.replay`."""
+    def prefetch(
+        self,
+        fast: float,
+        slow: float,
+        *,
+        outputs: bool,
+        labels: bool,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Prefetches between two tiers; see `tiered_kv.replay.prefetch`."""
     def posterior(
         self,
         capacity: float,

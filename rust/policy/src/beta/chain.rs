@@ -18,7 +18,7 @@ pub(crate) const LABELLED: u8 = 8;
 pub(crate) const PACED: u8 = 16;
 
 /// A cache by recency of the same capacity would hold it.
-pub(crate) const RECENT: u8 = 32;
+pub(crate) const RECENT: u8 = 64;
 
 /// What is kept of a block while it is resident, and for a while after.
 #[derive(Clone, Copy, Debug)]

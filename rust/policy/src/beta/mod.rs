@@ -142,6 +142,17 @@ impl Beta {
         }
     }
 
+    /// How many blocks of a chain are resident, from the first one on.
+    pub fn leading(&self, blocks: &[u64]) -> usize {
+        let mut parent = NONE;
+        let resident = |key: &&u64| {
+            let Some(slot) = self.chain.child(parent, **key) else { return false };
+            parent = slot;
+            self.chain.nodes[slot as usize].has(RESIDENT)
+        };
+        blocks.iter().take_while(resident).count()
+    }
+
     /// Looks the request's blocks up: how many of the prompt's are resident, from the first one on,
     /// how many would be if blocks left by recency, and how many of all are known.
     fn look_up(&mut self, request: &Request<'_>) -> [usize; 3] {

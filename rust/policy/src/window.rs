@@ -1,0 +1,77 @@
+//! How far to prefetch along a chain: as far as the budget of waste allows.
+
+/// Least and most blocks of a window.
+const LEAST: usize = 1;
+const MOST: usize = 256;
+/// Blocks moved ahead after which the width is thought over.
+const ROUND: u64 = 256;
+
+/// A window forward from the position that a request reads, in blocks.
+///
+/// It is doubled while less than half of the budget is wasted, and halved when the budget is
+/// exceeded: of every [`ROUND`] blocks that are moved, so many may be moved for nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    width: usize,
+    budget: Option<f64>,
+    moved: u64,
+    wasted: u64,
+}
+
+impl Window {
+    /// A window of a fixed width, which may be zero.
+    pub fn fixed(width: usize) -> Self {
+        Self { width, budget: None, moved: 0, wasted: 0 }
+    }
+
+    /// A window that adapts to a budget: the part of the blocks moved ahead that may be wasted.
+    pub fn within(budget: f64) -> Self {
+        Self { width: 16, budget: Some(budget), moved: 0, wasted: 0 }
+    }
+
+    /// Blocks to be kept moved ahead of the position.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// So many blocks were moved ahead, of which so many were not read by the request.
+    pub fn told(&mut self, moved: usize, wasted: usize) {
+        self.moved += moved as u64;
+        self.wasted += wasted as u64;
+        let Some(budget) = self.budget.filter(|_| self.moved >= ROUND) else { return };
+        let part = self.wasted as f64 / self.moved as f64;
+        if part > budget {
+            self.width = (self.width / 2).max(LEAST);
+        } else if part < budget / 2.0 {
+            self.width = (self.width * 2).min(MOST);
+        }
+        (self.moved, self.wasted) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_as_wide_as_its_budget_allows() {
+        // What is read ends at random, so that wider windows waste more: about half their width of
+        // each 100 blocks.
+        for (budget, widths) in [(0.02, 1..=4), (0.1, 4..=16), (0.9, MOST..=MOST)] {
+            let mut window = Window::within(budget);
+            let mut seen = Vec::new();
+            for _ in 0..400 {
+                window.told(100 + window.width() / 2, window.width() / 2);
+                seen.push(window.width());
+            }
+            assert!(seen[100..].iter().all(|width| widths.contains(width)), "{budget}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_fixed_window_stays_as_it_is() {
+        let mut window = Window::fixed(7);
+        window.told(10_000, 10_000);
+        assert_eq!(window.width(), 7);
+    }
+}
