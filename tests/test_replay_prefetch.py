@@ -17,7 +17,7 @@ def test_wider_windows_cover_more_and_waste_more() -> None:
     rows = replay.prefetch(trace, 1, 10)["prefetch"]
     assert len(rows) == report.PREFETCH_ROWS
     none, *fixed, adapting = rows
-    assert (none["window"], none["covered_pct"], none["moved_blocks"]) == (0, 0, 0)
+    assert (none["window"], none["covered_pct"], none["waste_pct"]) == (0, 0, 0)
     covered = [row["covered_pct"] for row in fixed]
     assert covered == sorted(covered)
     assert covered[-1] > 50

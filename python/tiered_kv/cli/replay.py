@@ -32,8 +32,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--policies",
-        help="Names, or all, ablation, steps or tried; min, the optimum, is always shown. [default: all; "
-        "with --posterior beta]",
+        help="Names, or all, ablation, steps or tried; min, the optimum, is always shown. "
+        "[default: all; with --posterior beta]",
     )
     parser.add_argument("--outputs", action="store_true", help="Insert blocks of outputs, too.")
     parser.add_argument(

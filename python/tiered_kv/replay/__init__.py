@@ -31,6 +31,7 @@ __all__ = [
     "kinds",
     "policies",
     "posterior",
+    "prefetch",
     "read",
     "replay",
 ]
@@ -43,8 +44,8 @@ def policies() -> dict[str, list[str]]:
     """The names of policies.
 
     Returns:
-        The names that "all", "ablation", "steps" and "tried" stand for. `beta` is the predictor, by which
-        the store does not evict yet; `min` is Belady's optimum.
+        The names that "all", "ablation", "steps" and "tried" stand for. `beta` is the predictor, by
+        which the store does not evict yet; `min` is Belady's optimum.
     """
     return _core.replay_policies()
 
@@ -169,8 +170,8 @@ def prefetch(
         the end, where it adapts), `budget_pct` (percent of the moved blocks that may be wasted, or
         None), `fast_hit_pct` and `slow_hit_pct` (hits in the fast tier, and in the slow one only,
         in percent of the accesses), `covered_pct` (percent of the slow tier's hits that were moved
-        before their own demand), `moved_blocks` and `waste_pct` (percent of these that their
-        request did not read).
+        before their own demand), `moved_blocks` (ahead or on demand) and `waste_pct` (percent of
+        these that their request did not read).
 
     Raises:
         InvalidArgumentError: A capacity is out of range, or `slow` is less than `fast`.

@@ -3,13 +3,13 @@
 /// Least and most blocks of a window.
 const LEAST: usize = 1;
 const MOST: usize = 256;
-/// Blocks moved ahead after which the width is thought over.
+/// Blocks moved after which the width is thought over.
 const ROUND: u64 = 256;
 
 /// A window forward from the position that a request reads, in blocks.
 ///
-/// It is doubled while less than half of the budget is wasted, and halved when the budget is
-/// exceeded: of every [`ROUND`] blocks that are moved, so many may be moved for nothing.
+/// Of every [`ROUND`] blocks that are moved, on demand or ahead of it, a part may be moved for
+/// nothing: the window is doubled while less than a quarter of that is, and halved near the bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     width: usize,
@@ -24,7 +24,7 @@ impl Window {
         Self { width, budget: None, moved: 0, wasted: 0 }
     }
 
-    /// A window that adapts to a budget: the part of the blocks moved ahead that may be wasted.
+    /// A window that adapts to a budget: the part of the blocks moved that may be wasted.
     pub fn within(budget: f64) -> Self {
         Self { width: 16, budget: Some(budget), moved: 0, wasted: 0 }
     }
@@ -34,15 +34,15 @@ impl Window {
         self.width
     }
 
-    /// So many blocks were moved ahead, of which so many were not read by the request.
+    /// So many blocks were moved, ahead or on demand; so many of them the request did not read.
     pub fn told(&mut self, moved: usize, wasted: usize) {
         self.moved += moved as u64;
         self.wasted += wasted as u64;
         let Some(budget) = self.budget.filter(|_| self.moved >= ROUND) else { return };
         let part = self.wasted as f64 / self.moved as f64;
-        if part > budget {
+        if part > 0.9 * budget {
             self.width = (self.width / 2).max(LEAST);
-        } else if part < budget / 2.0 {
+        } else if part < budget / 4.0 {
             self.width = (self.width * 2).min(MOST);
         }
         (self.moved, self.wasted) = (0, 0);
@@ -57,7 +57,7 @@ mod tests {
     fn a_window_is_as_wide_as_its_budget_allows() {
         // What is read ends at random, so that wider windows waste more: about half their width of
         // each 100 blocks.
-        for (budget, widths) in [(0.02, 1..=4), (0.1, 4..=16), (0.9, MOST..=MOST)] {
+        for (budget, widths) in [(0.02, 1..=4), (0.1, 4..=16), (0.9, 64..=64)] {
             let mut window = Window::within(budget);
             let mut seen = Vec::new();
             for _ in 0..400 {

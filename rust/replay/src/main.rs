@@ -11,7 +11,8 @@ use tiered_kv_replay::{
 
 const USAGE: &str = "usage: tiered-kv-replay TRACE | generate:KIND[:REQUESTS[:SEED]]
     [--capacity 0.5,1,2,3,5,10,20] [--policies all|ablation|steps|tried|NAME,...]
-    [--prefetch FAST:SLOW] [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE] [--quiet]";
+    [--prefetch FAST:SLOW] [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE]
+    [--quiet]";
 
 struct Arguments {
     trace: PathBuf,

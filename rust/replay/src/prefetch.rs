@@ -31,7 +31,7 @@ pub struct Prefetched {
     pub slow_hit_pct: f64,
     /// Percent of the slow tier's hits that were moved before their own demand.
     pub covered_pct: f64,
-    /// Blocks moved ahead, and percent of these that the request did not read.
+    /// Blocks moved, ahead or on demand, and percent of these that their request did not read.
     pub moved_blocks: u64,
     /// See `moved_blocks`.
     pub waste_pct: f64,
@@ -76,9 +76,9 @@ impl Tiers {
             let read = if width == 0 { 0 } else { read };
             let moved = stored.min(read + width);
             self.covered += read as u64;
-            self.moved += moved as u64;
+            self.moved += 1 + moved as u64;
             self.wasted += (moved - read) as u64;
-            self.window.told(moved, moved - read);
+            self.window.told(1 + moved, moved - read);
             at += 1 + read;
         }
     }

@@ -7,12 +7,12 @@
 use super::chain::{Chain, NONE, RECENT};
 use std::collections::VecDeque;
 
-/// Part of the accesses by which it may be behind before it does as recency does, and the part
-/// down to which that has to fade before it goes its own way again.
+/// Part of the accesses by which it may be behind before it does as recency does.
 const BEHIND: f64 = 0.001;
-const AGAIN: f64 = 0.0005;
-/// How far a lead counts against what may come.
-const AHEAD: f64 = 0.001;
+/// Standard deviations of the sum that chance may account for.
+const CHANCE: f64 = 1.5;
+/// How far a lead counts against what may come, in accesses.
+const AHEAD: f64 = 0.05;
 
 /// What is left of a request in the order of recency: from this block up, all that it touched last.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,10 @@ struct Stretch {
 pub(crate) struct Guard {
     stretches: VecDeque<Stretch>,
     residents: usize,
-    /// Hits that recency had and this cache had not, and accesses: both fade.
+    /// Hits that recency had and this cache had not, the sum of the squares of that over the
+    /// requests, and accesses: all fade.
     behind: f64,
+    squares: f64,
     accesses: f64,
     follows: bool,
 }
@@ -41,10 +43,12 @@ impl Guard {
     /// Takes what a request hit here and there; `fade` is what a request lets the sums fade by.
     pub(crate) fn compare(&mut self, hits: usize, recency: usize, accesses: usize, fade: f64) {
         self.accesses = self.accesses * fade + accesses as f64;
-        self.behind = self.behind * fade + recency as f64 - hits as f64;
-        self.behind = self.behind.max(-AHEAD * self.accesses);
-        let bound = if self.follows { AGAIN } else { BEHIND };
-        self.follows = self.behind > bound * self.accesses;
+        let apart = recency as f64 - hits as f64;
+        self.behind = (self.behind * fade + apart).max(-AHEAD * self.accesses);
+        self.squares = self.squares * fade + apart * apart;
+        let bound = (BEHIND * self.accesses).max(CHANCE * self.squares.sqrt());
+        let bound = if self.follows { bound / 2.0 } else { bound };
+        self.follows = self.behind > bound;
     }
 
     /// A block was touched that was not in it.
@@ -52,7 +56,7 @@ impl Guard {
         self.residents += 1;
     }
 
-    /// The request that was stamped so has touched all blocks up to `end`: what no longer fits goes.
+    /// The request that was stamped so has touched all blocks up to `end`: what has no room goes.
     pub(crate) fn ended(&mut self, chain: &mut Chain, end: u32, request: u32, capacity: usize) {
         if end != NONE {
             self.stretches.push_back(Stretch { end, request });
