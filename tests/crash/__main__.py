@@ -139,7 +139,11 @@ def run_load(home: Path, backend: str, drives: int, seed: int, sent: signal.Sign
         if process.poll() is not None:
             sys.exit(f"crash: the load ended by itself, with status {process.returncode}")
         process.send_signal(sent)
-        process.wait(timeout=START_S)
+        try:
+            process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            sys.exit(f"crash: the load did not end within {START_S:.0f} s of {sent.name}")
 
 
 def run_check(home: Path, backend: str, drives: int, end: str) -> dict[str, Any]:
@@ -240,6 +244,8 @@ def run_rounds(rounds: int, seed: int, sent: str, where: Path) -> Totals:
 
 def main() -> int:
     """Runs the harness."""
+    # What a shell starts in the background ignores interrupts, and so would the load.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)

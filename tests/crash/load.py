@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -157,15 +156,18 @@ class Load:
         threads = [threading.Thread(target=self.run_putter, args=(n,)) for n in range(2)]
         threads += [threading.Thread(target=self.run_reader)]
         threads += [threading.Thread(target=self.run_deleter)]
-        for thread in threads:
-            thread.start()
-        self.log("opened")
         try:
-            signal.pause()
+            for thread in threads:
+                thread.start()
+            self.log("opened")
+            # Not for good: an interrupt just before a wait begins does not end the wait.
+            while not self.stop.wait(0.1):
+                pass
         except KeyboardInterrupt:
             self.stop.set()
             for thread in threads:
-                thread.join()
+                if thread.is_alive():
+                    thread.join()
             self.store.close()
             self.log("closed")
 

@@ -14,6 +14,9 @@ const CHANCE: f64 = 1.5;
 /// How far a lead counts against what may come, in accesses.
 const AHEAD: f64 = 0.05;
 
+/// Stretches beyond two a block that may be in the queue before it is tidied.
+const SLACK: usize = 64;
+
 /// What is left of a request in the order of recency: from this block up, all that it touched last.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
@@ -51,6 +54,11 @@ impl Guard {
         self.follows = self.behind > bound;
     }
 
+    #[cfg(test)]
+    pub(crate) fn stretches(&self) -> usize {
+        self.stretches.len()
+    }
+
     /// A block was touched that was not in it.
     pub(crate) fn admitted(&mut self) {
         self.residents += 1;
@@ -60,6 +68,13 @@ impl Guard {
     pub(crate) fn ended(&mut self, chain: &mut Chain, end: u32, request: u32, capacity: usize) {
         if end != NONE {
             self.stretches.push_back(Stretch { end, request });
+        }
+        if self.stretches.len() > 2 * self.residents + SLACK {
+            // Of those that others touched again nothing is left; each of the others has a block.
+            self.stretches.retain(|stretch| {
+                let node = &chain.nodes[stretch.end as usize];
+                node.request == stretch.request && node.has(RECENT)
+            });
         }
         while self.residents > capacity
             && let Some(mut oldest) = self.stretches.pop_front()

@@ -189,6 +189,7 @@ fn the_guard_s_cache_by_recency_is_exact() {
             beta.request(&request);
             assert_eq!(recent, recency.request(&request), "seed {seed}, request {number}");
             followed += usize::from(beta.guard.follows());
+            assert!(beta.guard.stretches() <= 2 * capacity + 200, "what is left of none goes");
         }
         check_structure(&beta, "guarded");
     }
