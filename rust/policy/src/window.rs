@@ -3,30 +3,35 @@
 /// Least and most blocks of a window.
 const LEAST: usize = 1;
 const MOST: usize = 256;
+/// What rounds fade by.
+const FADE: f64 = 0.999;
 /// Blocks moved after which the width is thought over.
 const ROUND: u64 = 256;
 
 /// A window forward from the position that a request reads, in blocks.
 ///
-/// Of every [`ROUND`] blocks that are moved, on demand or ahead of it, a part may be moved for
-/// nothing: the window is doubled while less than a quarter of that is, and halved near the bound.
+/// Of every 256 blocks that are moved, on demand or ahead of it, a part may be moved for
+/// nothing: the window is doubled while less than a quarter of that is, and less than half of it in
+/// the long run, and halved near the bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     width: usize,
     budget: Option<f64>,
     moved: u64,
     wasted: u64,
+    /// Moved and wasted in the rounds before, which fade.
+    before: (f64, f64),
 }
 
 impl Window {
     /// A window of a fixed width, which may be zero.
     pub fn fixed(width: usize) -> Self {
-        Self { width, budget: None, moved: 0, wasted: 0 }
+        Self { width, budget: None, moved: 0, wasted: 0, before: (0.0, 0.0) }
     }
 
     /// A window that adapts to a budget: the part of the blocks moved that may be wasted.
     pub fn within(budget: f64) -> Self {
-        Self { width: 16, budget: Some(budget), moved: 0, wasted: 0 }
+        Self { width: 16, budget: Some(budget), moved: 0, wasted: 0, before: (0.0, 0.0) }
     }
 
     /// Blocks to be kept moved ahead of the position.
@@ -40,9 +45,12 @@ impl Window {
         self.wasted += wasted as u64;
         let Some(budget) = self.budget.filter(|_| self.moved >= ROUND) else { return };
         let part = self.wasted as f64 / self.moved as f64;
-        if part > 0.9 * budget {
+        self.before.0 = self.before.0 * FADE + self.moved as f64;
+        self.before.1 = self.before.1 * FADE + self.wasted as f64;
+        let so_far = self.before.1 / self.before.0;
+        if part > 0.9 * budget || so_far > 0.9 * budget {
             self.width = (self.width / 2).max(LEAST);
-        } else if part < budget / 4.0 {
+        } else if part < budget / 4.0 && so_far < budget / 2.0 {
             self.width = (self.width * 2).min(MOST);
         }
         (self.moved, self.wasted) = (0, 0);
