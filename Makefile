@@ -121,7 +121,8 @@ SANCOV := -Zsanitizer=address -Cpasses=sancov-module -Ccodegen-units=1 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 	-Cllvm-args=-sanitizer-coverage-trace-compares
 FUZZER := target/fuzz/x86_64-unknown-linux-gnu/debug/libfuzzer
-FUZZ_TARGETS := record segment superblock checkpoint journal config keys messages socket directory
+FUZZ_TARGETS := record segment superblock checkpoint journal config keys messages socket directory \
+	trace
 
 fuzz: ## Fuzz TARGET, or each target, for SECONDS each.
 	@if command -v c++ >/dev/null; then \

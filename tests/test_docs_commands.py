@@ -1,4 +1,4 @@
-"""The commands that docs/sizing.md and docs/planning.md show run as they stand."""
+"""The commands that the pages on sizing, planning and replay show run as they stand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from test_sizing_read import PLAIN
-from tiered_kv import cli
+from tiered_kv import cli, replay
 from tiered_kv.cli.exits import ExitCode
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("sizing.md", "planning.md")
+PAGES = ("sizing.md", "planning.md", "replay.md")
 
 
 def commands(page: str) -> list[str]:
@@ -44,6 +44,7 @@ def test_a_command_of_a_page_runs(
     )
     assert described is not None
     (tmp_path / "node.toml").write_text(described[1])
+    replay.generate("chat", 200).write(tmp_path / "requests.jsonl.gz")
     program, *args = shlex.split(command)
     assert program == "tiered-kv"
     assert cli.main(args) == ExitCode.OK
@@ -57,6 +58,7 @@ def test_a_command_of_a_page_runs(
 def test_the_pages_show_commands() -> None:
     assert len(commands("sizing.md")) >= 2
     assert len(commands("planning.md")) >= 3
+    assert len(commands("replay.md")) >= 7
 
 
 def test_the_fields_of_a_plan_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,13 @@ pub mod mutate;
 mod records;
 pub mod seeds;
 mod socket;
+mod traces;
 
 /// A target: its name, and what is done with the bytes.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("record", records::record),
     ("segment", records::segment),
     ("superblock", records::superblock),
@@ -25,6 +26,7 @@ pub const TARGETS: [Target; 10] = [
     ("messages", tiered_kv::fuzzing::messages),
     ("socket", socket::socket),
     ("directory", directory::directory),
+    ("trace", traces::trace),
 ];
 
 /// The target of this name.

@@ -14,6 +14,21 @@ const CONFIGS: [&str; 4] = [
     "1.5GiB",
 ];
 
+const TRACES: [&str; 4] = [
+    "{\"timestamp\":1.5,\"session_id\":\"a\",\"type\":\"agent\",\"input_length\":70,\
+     \"output_length\":20,\"block_size\":16,\"hash_runs\":[[100,2],[7,2]],\
+     \"out_hash_runs\":[[50,1]]}\n{\"timestamp\":2,\"session_id\":\"a\",\"type\":\"mine\",\
+     \"block_size\":16,\"hash_runs\":[[100,2],[7,2],[50,1]]}\n",
+    "{\"timestamp\":0,\"input_length\":1000,\"output_length\":5,\"hash_ids\":[0,1]}\n\
+     {\"timestamp\":3000,\"input_length\":600,\"output_length\":5,\"hash_ids\":[0,2]}\n",
+    "{\"chat_id\":1,\"parent_chat_id\":-1,\"timestamp\":0.5,\"type\":\"text\",\
+     \"hash_ids\":[1,2]}\n{\"chat_id\":2,\"parent_chat_id\":1,\"timestamp\":1.5,\
+     \"type\":\"text\",\"hash_ids\":[1,2,3]}\n",
+    "{\"timestamp\":1.5,\"request_id\":\"a\",\"model_name\":\"m\",\"chunk_size\":128,\
+     \"seq_len\":300,\"chunk_hashes\":[\"0xaa\",\"0xbb\"]}\n\
+     {\"timestamp\":2,\"lookup_id\":\"b\",\"chunk_size\":128,\"chunk_hashes\":[\"0xaa\"]}\n",
+];
+
 /// The inputs that a target's corpus begins with.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     let image = base();
@@ -38,6 +53,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "messages" => message_seeds(),
         "socket" => vec![message_seeds().iter().flat_map(|message| framed(message)).collect()],
         "directory" => edits(&image),
+        "trace" => TRACES.iter().map(|text| text.as_bytes().to_vec()).collect(),
         _ => Vec::new(),
     }
 }

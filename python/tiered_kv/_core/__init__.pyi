@@ -22,6 +22,7 @@ from tiered_kv._core._operator import (
     tenant_digest,
     token_keys,
 )
+from tiered_kv._core._replay import Trace, replay_policies, trace_kinds
 from tiered_kv._core._results import (
     CloseReport,
     DeleteReport,
@@ -58,6 +59,7 @@ __all__ = [
     "Slots",
     "StallGate",
     "Store",
+    "Trace",
     "Verify",
     "__version__",
     "blake3",
@@ -68,9 +70,11 @@ __all__ = [
     "probe_directory",
     "probe_io_uring",
     "probe_memory",
+    "replay_policies",
     "resize",
     "tenant_digest",
     "token_keys",
+    "trace_kinds",
 ]
 
 __version__: str

@@ -18,7 +18,9 @@ from tiered_kv.cli.info import info
 from tiered_kv.cli.ls import inspect, ls
 from tiered_kv.cli.output import error_line
 from tiered_kv.cli.plan import run as run_plan
+from tiered_kv.cli.replay import run as run_replay
 from tiered_kv.cli.size import run as run_size
+from tiered_kv.cli.trace import run as run_trace
 from tiered_kv.cli.verify import verify
 
 _EPILOG = (
@@ -82,6 +84,24 @@ def size(ctx: typer.Context) -> None:
 def plan(ctx: typer.Context) -> None:
     """Plan a node: the tokens, requests and minutes of traffic of each tier, the largest batch."""
     raise typer.Exit(run_plan(ctx.args))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def replay(ctx: typer.Context) -> None:
+    """Say what each eviction policy would have done on a trace of requests."""
+    raise typer.Exit(run_replay(ctx.args))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def trace(ctx: typer.Context) -> None:
+    """Look at traces of requests, convert them, or make them up."""
+    raise typer.Exit(run_trace(ctx.args))
 
 
 def _run(args: list[str]) -> int:

@@ -20,6 +20,14 @@ def _dispatch(args: list[str]) -> int:
         from tiered_kv.cli.plan import run as run_plan
 
         return run_plan(args[1:])
+    if args[:1] == ["replay"]:
+        from tiered_kv.cli.replay import run as run_replay
+
+        return run_replay(args[1:])
+    if args[:1] == ["trace"]:
+        from tiered_kv.cli.trace import run as run_trace
+
+        return run_trace(args[1:])
     from tiered_kv.cli.app import run
 
     return run(args)

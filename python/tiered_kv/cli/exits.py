@@ -44,6 +44,7 @@ _EXTRAS = {
     "matplotlib": "demo",
     "numpy": "torch",
     "safetensors": "transformers",
+    "tokenizers": "transformers",
     "torch": "torch",
     "transformers": "transformers",
     "triton": "gpu",

@@ -173,6 +173,25 @@ fn a_commit_passes_stores_that_stall_and_those_that_wait() {
 }
 
 #[test]
+fn the_kernel_has_no_more_stores_than_their_bytes_allow() {
+    if !has_uring() {
+        return;
+    }
+    let (disk, _incoming, mut outgoing) = PipeDisk::new();
+    let config = UringConfig { store_depth: 4, store_bytes: 1, ..small_ring() };
+    let (engine, done) = start(disk, &arena(1), config);
+    let mut long = vec![1; 1 << 20];
+    let op = IoOp::Write { file: OUTGOING, offset: 0, buf: Arc::new(long.clone()) };
+    // The second one ends as soon as it begins: nothing can be written there.
+    engine.submit(vec![store(10, op), write(11, INCOMING, 0, 2)]);
+    outgoing.read_exact(&mut long).expect("the engine writes");
+    let first = done.recv().expect("answered");
+    assert_eq!((first.token, first.result.is_ok()), (10, true));
+    let second = done.recv().expect("answered");
+    assert_eq!((second.token, second.result.is_err()), (11, true));
+}
+
+#[test]
 fn the_ring_goes_on_while_what_it_has_read_is_handled() {
     if !has_uring() {
         return;
@@ -377,34 +396,13 @@ fn the_choice_has_a_reason_and_a_demand_that_cannot_be_met_is_refused() {
         assert_eq!((engine.name(), reason.as_str()), ("io_uring", &*engine.describe()));
         assert!(reason.starts_with(&format!("io_uring: {}", features.kernel)), "{reason}");
     }
-    for (depth, store_depth) in [(1, 1), (5_000, 1), (4, 4), (4, 0)] {
-        let config = UringConfig { depth, store_depth, ..small_ring() };
+    for (depth, store_depth, store_bytes) in
+        [(1, 1, 1), (5_000, 1, 1), (4, 4, 1), (4, 0, 1), (4, 1, 0)]
+    {
+        let config = UringConfig { depth, store_depth, store_bytes, ..small_ring() };
         let engine = UringEngine::new(posix.clone(), &arena, &OsThreads, config, Arc::new(|_| {}));
         assert_eq!(engine.err().expect("out of bounds").kind(), ErrorKind::InvalidArgument);
     }
-}
-
-/// Lets this thread, and those that it starts, make no io_uring: as container runtimes do.
-fn forbid_io_uring() {
-    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
-    // The number of the call is the first field of what the filter sees.
-    let mut filter = [
-        libc::sock_filter { code: load, jt: 0, jf: 0, k: 0 },
-        libc::sock_filter { code: equal, jt: 0, jf: 1, k: libc::SYS_io_uring_setup as u32 },
-        libc::sock_filter { code: answer, jt: 0, jf: 0, k: REFUSE },
-        libc::sock_filter { code: answer, jt: 0, jf: 0, k: ALLOW },
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the calls restrict this thread; the program lives until the second returns.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-    };
-    assert_eq!(set, 0, "{}", io::Error::last_os_error());
 }
 
 #[test]
@@ -415,7 +413,7 @@ fn under_seccomp_the_probe_says_so_and_the_blocking_engine_works() {
         let output = common::child(NAME, dir.path()).output().expect("it starts");
         return common::assert_child_passed(&output);
     };
-    forbid_io_uring();
+    common::forbid_io_uring();
     let reason = probe_io_uring().expect_err("forbidden");
     assert!(reason.starts_with("io_uring_setup failed: Operation not permitted"), "{reason}");
     assert!(reason.contains("seccomp or kernel.io_uring_disabled"), "{reason}");

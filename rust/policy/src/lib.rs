@@ -4,10 +4,21 @@
 //! argument, so that a simulator and the live store run the very same code.
 #![forbid(unsafe_code)]
 
+pub mod beta;
+mod cache;
+pub mod classic;
 mod lru;
+mod rng;
+#[cfg(test)]
+mod testing;
+mod window;
 
+pub use beta::{Beta, BetaOptions};
+pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
+pub use rng::Rng;
 use tiered_kv_types::{BlockType, Tier};
+pub use window::Window;
 
 /// Number of a block in the store's table; reused after the block is gone.
 pub type BlockId = u32;

@@ -30,6 +30,7 @@ mod reserve;
 #[cfg(debug_assertions)]
 mod stall;
 mod store;
+mod trace;
 
 use pyo3::prelude::*;
 
@@ -47,6 +48,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(operator::resize, m)?)?;
     m.add_function(wrap_pyfunction!(operator::tenant_digest, m)?)?;
     m.add_function(wrap_pyfunction!(operator::token_keys, m)?)?;
+    m.add_function(wrap_pyfunction!(trace::replay_policies, m)?)?;
+    m.add_function(wrap_pyfunction!(trace::trace_kinds, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_directory, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_io_uring, m)?)?;
     m.add_function(wrap_pyfunction!(probe::probe_memory, m)?)?;
@@ -73,5 +76,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<reserve::Reservation>()?;
     #[cfg(debug_assertions)]
     m.add_class::<stall::StallGate>()?;
+    m.add_class::<trace::Trace>()?;
     m.add_class::<store::Store>()
 }

@@ -49,6 +49,7 @@ pub(super) struct Ring {
     ops: ManuallyDrop<Vec<Option<RingOp>>>,
     free: Vec<usize>,
     live_stores: usize,
+    live_store_bytes: usize,
     live_commits: usize,
     /// Operations to be submitted once more.
     again: VecDeque<usize>,
@@ -84,6 +85,7 @@ impl Ring {
             ops: ManuallyDrop::new(std::iter::repeat_with(|| None).take(depth).collect()),
             free: (0..depth).rev().collect(),
             live_stores: 0,
+            live_store_bytes: 0,
             live_commits: 0,
             again: VecDeque::new(),
             loads: VecDeque::new(),
@@ -181,11 +183,12 @@ impl Ring {
             self.enter(place);
         }
         while !self.free.is_empty() {
-            let store_depth = self.parts.config.store_depth;
+            let UringConfig { store_depth, store_bytes, .. } = self.parts.config;
             let live = self.live_stores + self.live_commits;
             // One place is never theirs, so that a load finds it.
             let room = live + 1 < self.ops.len();
-            let may_store = room && self.live_stores < store_depth;
+            let below = self.live_stores < store_depth && self.live_store_bytes < store_bytes;
+            let may_store = room && below;
             let may_commit = room && live < store_depth + COMMIT_DEPTH;
             let mut next = self.loads.pop_front();
             if may_commit {
@@ -200,12 +203,27 @@ impl Ring {
         }
     }
 
-    /// The count that operations of this priority are bounded by.
-    fn live_of(&mut self, priority: Priority) -> Option<&mut usize> {
-        match priority {
-            Priority::Load | Priority::Scrub => None,
-            Priority::Commit => Some(&mut self.live_commits),
-            Priority::Store => Some(&mut self.live_stores),
+    /// Books an operation that the kernel has from now on.
+    fn begins(&mut self, op: &RingOp) {
+        match op.priority {
+            Priority::Load | Priority::Scrub => {}
+            Priority::Commit => self.live_commits += 1,
+            Priority::Store => {
+                self.live_stores += 1;
+                self.live_store_bytes += op.bytes();
+            }
+        }
+    }
+
+    /// Books one that the kernel has no more.
+    fn ends(&mut self, op: &RingOp) {
+        match op.priority {
+            Priority::Load | Priority::Scrub => {}
+            Priority::Commit => self.live_commits -= 1,
+            Priority::Store => {
+                self.live_stores -= 1;
+                self.live_store_bytes -= op.bytes();
+            }
         }
     }
 
@@ -218,9 +236,7 @@ impl Ring {
         match prepare(request, &*self.parts.shared.disk, &self.buffers) {
             Prepared::Ring(mut op) => {
                 op.file_index = id.and_then(|id| self.files.index(&self.ring, id, &op.file));
-                if let Some(live) = self.live_of(op.priority) {
-                    *live += 1;
-                }
+                self.begins(&op);
                 let place = self.free.pop().expect("checked by the caller");
                 self.ops[place] = Some(op);
                 self.enter(place);
@@ -309,9 +325,7 @@ impl Ring {
                 Next::Ended(result) => {
                     let op = self.ops[place].take().expect("just seen");
                     self.free.push(place);
-                    if let Some(live) = self.live_of(op.priority) {
-                        *live -= 1;
-                    }
+                    self.ends(&op);
                     self.done.push(op.end(result));
                     self.progress = None;
                 }
