@@ -244,6 +244,20 @@ def check_an_adapter_that_is_younger_than_the_engine_goes_without_the_store() ->
         assert _started().identity(lora)
 
 
+def check_where_the_api_may_load_adapters_none_takes_part() -> None:
+    # Case 2: one loaded in place, from another directory of old files, under a request that runs.
+    with served(5) as (side, _), tempfile.TemporaryDirectory() as made:
+        lora = _adapter(Path(made, "a"), b"one")
+        for setting, known in (("true", False), ("0", True)):
+            with mock.patch.dict("os.environ", {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": setting}):
+                side.adapters = _started()
+            assert bool(side.adapters.identity(lora)) == known
+            request = Request(setting, 3 * TOKENS, lora_request=lora)
+            assert side.matched(request, 0) == 0
+            assert len(side.step(output({setting: 3 * TOKENS})).saves) == known
+        assert side.matched(Request("plain", 7 * TOKENS), 0) == 5 * TOKENS
+
+
 def check_a_request_whose_adapter_changes_is_saved_no_more() -> None:
     with served(1) as (side, _), tempfile.TemporaryDirectory() as made:
         side.adapters = _started()

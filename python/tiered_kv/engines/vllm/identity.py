@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import vllm
+from vllm import envs
 from vllm.config import get_layers_from_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -28,6 +30,8 @@ from tiered_kv.engines._fingerprint import (
 )
 from tiered_kv.engines._identity import rope_parameters
 from tiered_kv.engines.vllm.paged import PagedCache
+
+_LOG = init_logger("vllm.tiered_kv")
 
 _CLOCK_S = 2.0
 _KINDS = (*WEIGHT_SUFFIXES, ".pt", ".pth")
@@ -171,14 +175,19 @@ class Adapters:
     vLLM loads an adapter when it likes, keeps it when its files change, and may load it again
     later. So files say what it uses only where they have been there since before it started; and an
     adapter that was once loaded in place, or was seen with other files, goes without the store for
-    good.
+    good. Where vLLM takes adapters from its API while it runs, one may change under requests that
+    compute, with no word to a connector: all go without the store.
 
     Args:
         started_s: When vLLM started, as a Unix time; now by default.
+        updatable: Whether vLLM's API may load adapters; by default what its environment says.
     """
 
-    def __init__(self, started_s: float | None = None) -> None:
+    def __init__(self, started_s: float | None = None, updatable: bool | None = None) -> None:
         self._started_s = time.time() if started_s is None else started_s
+        if updatable is None:
+            updatable = bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
+        self._updatable = updatable
         self._known: dict[int, _Adapter] = {}
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-lora")
 
@@ -213,6 +222,13 @@ class Adapters:
 
     def _look(self, lora: Any) -> _Adapter:
         """What is known of an adapter, once its files have been looked at again."""
+        if self._updatable:
+            if not self._known:
+                _LOG.warning(
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING is set: requests with LoRA adapters go "
+                    "without the store"
+                )
+            return self._known.setdefault(lora.lora_int_id, _Adapter(None, None))
         known = self._known.get(lora.lora_int_id)
         if known is not None and known.digest is None:
             return known
