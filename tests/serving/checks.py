@@ -302,6 +302,7 @@ class Request(SimpleNamespace):
             "request_id": name,
             "all_token_ids": list(range(tokens)),
             "num_tokens": tokens,
+            "num_prompt_tokens": tokens,
             "num_computed_tokens": 0,
             "mm_features": [],
             "prompt_embeds": None,

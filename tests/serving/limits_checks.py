@@ -32,7 +32,7 @@ class _Elsewhere(PagedCache):
 
 
 @contextmanager
-def _worker(paged: PagedCache) -> Iterator[WorkerSide]:
+def worker_of(paged: PagedCache) -> Iterator[WorkerSide]:
     """A worker's side with a new store."""
     with tempfile.TemporaryDirectory() as path:
         extra = {"path": path, "nvme_capacity": "64MiB", "dram_capacity": "4MiB"}
@@ -46,7 +46,7 @@ def _worker(paged: PagedCache) -> Iterator[WorkerSide]:
             worker.close()
 
 
-def _blocks(count: int) -> Blocks:
+def blocks_of(count: int) -> Blocks:
     """The first blocks of a request."""
     keys = b"".join(bytes([at + 1]) * KEY_BYTES for at in range(count))
     return Blocks("r", Tenancy("", ""), RequestContext(), 0, (keys,), (b"",), tuple(range(count)))
@@ -57,10 +57,10 @@ def check_a_load_waits_for_the_device_of_its_rank() -> None:
     with (
         mock.patch.object(torch.accelerator, "synchronize") as waited,
         mock.patch.object(torch.accelerator, "set_device_index") as used,
-        _worker(paged) as worker,
+        worker_of(paged) as worker,
     ):
-        worker.save(Step(saves=[_blocks(2)]))
-        worker.start(Step(loads=[_blocks(2)]))
+        worker.save(Step(saves=[blocks_of(2)]))
+        worker.start(Step(loads=[blocks_of(2)]))
         while worker.ended() != {"r"}:
             threading.Event().wait(0.01)
         assert worker.take_failed() == set()
@@ -86,9 +86,9 @@ class _Waiting(PagedCache):
 def check_a_worker_that_is_told_to_end_loads_no_more_than_a_batch() -> None:
     # Of so little memory a batch is one block or two.
     paged = _Waiting({"a": torch.zeros(6, 64, 1024)}, 6)
-    with _worker(paged) as worker:
-        worker.save(Step(saves=[_blocks(6)]))
-        worker.start(Step(loads=[_blocks(6)]))
+    with worker_of(paged) as worker:
+        worker.save(Step(saves=[blocks_of(6)]))
+        worker.start(Step(loads=[blocks_of(6)]))
         assert paged.begun.wait(60)
         closing = threading.Thread(target=worker.close)
         closing.start()

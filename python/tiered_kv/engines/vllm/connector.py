@@ -11,8 +11,10 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from tiered_kv import ConfigError
+from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of
 from tiered_kv.engines.vllm.messages import Owner, Saved, Step
+from tiered_kv.engines.vllm.metrics import PromMetrics, Stats
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
@@ -49,7 +51,11 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._options, self._tokens)
+            recorder = None
+            if self._options.record is not None:
+                name = f"dp{vllm_config.parallel_config.data_parallel_index}"
+                recorder = Recorder(self._options.record, name, self._tokens)
+            self._scheduler = SchedulerSide(self._options, self._tokens, recorder)
             if transfer.kv_load_failure_policy != "recompute":
                 _LOG.warning(
                     "kv_load_failure_policy is %r: a block that cannot be read back ends its "
@@ -118,6 +124,27 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
     def build_connector_worker_meta(self) -> Saved | None:
         """Tells the scheduler how many steps with saves are done."""
         return self._worker.take_saved() if self._worker is not None else None
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """What has been counted lately, None for nothing new to tell."""
+        side = self._worker or self._scheduler
+        return side.report() if side is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Makes an object of what came from a worker."""
+        return Stats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        """Puts the counters into vLLM's `/metrics`."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def _step(self) -> Step | None:
         step = self._connector_metadata

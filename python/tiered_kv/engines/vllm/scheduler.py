@@ -24,8 +24,10 @@ from tiered_kv import (
 from tiered_kv._core import Operator, blake3, describe_spec
 from tiered_kv.attached import BlockingAttachedStore
 from tiered_kv.blocking import BlockingStore
+from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.identity import Adapters
 from tiered_kv.engines.vllm.messages import EPOCH, Blocks, Owner, Step, Tenancy, part
+from tiered_kv.engines.vllm.metrics import Stats, of_scheduler
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.operator import namespaces
 
@@ -99,10 +101,12 @@ class SchedulerSide:
     Args:
         options: The options of the flag.
         tokens: Tokens of a block.
+        recorder: What writes down the requests, None for nothing.
     """
 
-    def __init__(self, options: Options, tokens: int) -> None:
+    def __init__(self, options: Options, tokens: int, recorder: Recorder | None = None) -> None:
         self._options = options
+        self.recorder = recorder
         self._tokens = tokens
         self._ranks: list[_Rank] = []
         self._requests: dict[str, _Tracked] = {}
@@ -111,6 +115,7 @@ class SchedulerSide:
         self._unsaved_steps = 0
         self._epoch = ""
         self.faults = 0
+        self._reported: dict[str, int] = {}
 
     def attach(self, owners: Mapping[Any, Owner]) -> None:
         """Attaches to the stores of all workers, in the order of their ranks.
@@ -212,11 +217,20 @@ class SchedulerSide:
                 done.loading = ()
                 done.release()
 
+    def report(self) -> Stats | None:
+        """What was counted since the last report, None for nothing."""
+        lost = self.recorder.lost if self.recorder is not None else 0
+        now = {"events/lookup_faults": self.faults, "events/record_lost": lost}
+        grown = {name: count - self._reported.get(name, 0) for name, count in now.items()}
+        self._reported = now
+        return of_scheduler(grown) if any(grown.values()) else None
+
     def finished(self, request_id: str) -> None:
         """Forgets a request."""
         tracked = self._requests.pop(request_id, None)
         if tracked is not None:
             tracked.release()
+            self._record_end(tracked)
 
     def reset(self) -> bool:
         """Forgets, durably, every block of this model in whatever tenancy.
@@ -260,6 +274,38 @@ class SchedulerSide:
         self.adapters.close()
         for rank in self._ranks:
             rank.store.close()
+        if self.recorder is not None:
+            self.recorder.close()
+            if self.recorder.lost or self.recorder.fault:
+                why = self.recorder.fault or "the drive could not follow"
+                _LOG.warning("%d requests were not recorded: %s", self.recorder.lost, why)
+
+    def _record_begin(self, tracked: _Tracked) -> None:
+        request, tenancy = tracked.request, tracked.tenancy
+        if self.recorder is None or tenancy is None:
+            return
+        tokens = request.num_prompt_tokens
+        try:
+            self._extend(tracked, tenancy, tokens // self._tokens)
+        except TieredKvError as error:
+            self._fault(error)
+            return
+        self.recorder.begin(request.request_id, tracked.context, tokens, tracked.keys[0])
+
+    def _record_end(self, tracked: _Tracked) -> None:
+        request, tenancy = tracked.request, tracked.tenancy
+        if self.recorder is None:
+            return
+        keys = b""
+        if tenancy is not None:
+            # Of the last token nobody has computed keys and values.
+            blocks = max(0, request.num_tokens - 1) // self._tokens
+            try:
+                self._extend(tracked, tenancy, blocks)
+                keys = part(tracked.keys[0], 0, blocks)
+            except TieredKvError as error:
+                self._fault(error)
+        self.recorder.end(request.request_id, request.num_tokens, keys)
 
     def _track(self, request: Any) -> _Tracked:
         tracked = self._requests.get(request.request_id)
@@ -271,6 +317,7 @@ class SchedulerSide:
                 request, self._tenancy(request), _context(request), keys, self._epoch
             )
             self._requests[request.request_id] = tracked
+            self._record_begin(tracked)
         return tracked
 
     def _tenancy(self, request: Any) -> Tenancy | None:
