@@ -54,7 +54,8 @@ def check_what_a_step_does_is_in_the_metrics() -> None:
 
     def value(name: str, **labels: str) -> float | None:
         labels = {"engine": "3", "rank": "0", **labels}
-        return registry.get_sample_value(PREFIX + name, labels)
+        found: float | None = registry.get_sample_value(PREFIX + name, labels)
+        return found
 
     with worker_of(paged) as worker:
         worker.save(Step(saves=[blocks_of(2)]))

@@ -70,7 +70,7 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM's classes are Any h
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.data = {}
+        self.data: dict[str, dict[str, Any]] = {}
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
