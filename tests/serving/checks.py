@@ -27,6 +27,7 @@ from vllm.v1.kv_cache_interface import (
 from tiered_kv import ConfigError, IoFaultError, KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm import identity
+from tiered_kv.engines.vllm.connector import TieredKVConnector
 from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens, place_of
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
@@ -48,20 +49,24 @@ STATE = MambaSpec(block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
 def _refusal(specs: list[Any], **changes: Any) -> str:
+    """Why it is not served, and whether that is told before there is a cache."""
     parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     drafts = changes.pop("speculative", None)
     model = {"is_prefix_caching_supported": True, "is_diffusion": False, "architectures": ["M"]}
-    model.update(changes.pop("model", {}))
+    model |= {"is_hybrid": False, **changes.pop("model", {})}
     config = SimpleNamespace(
         model_config=SimpleNamespace(**model),
         parallel_config=SimpleNamespace(**{**parallel, **changes}),
         speculative_config=drafts,
     )
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    when = "early"
     try:
+        assert TieredKVConnector.get_required_kvcache_layout(config) is None
+        when = "late"
         tokens = block_tokens(config, SimpleNamespace(kv_cache_groups=groups))
     except UnsupportedError as error:
-        return str(error)
+        return f"{when}: {error}"
     assert tokens == TOKENS
     return ""
 
@@ -78,6 +83,8 @@ def check_what_is_not_served_is_refused_by_name() -> None:
     assert "causal" in _refusal([dataclasses.replace(FULL, non_causal=True)])
     for unfit in ({"is_prefix_caching_supported": False}, {"is_diffusion": True}):
         assert "no prefix caching for M" in _refusal([FULL], model=unfit)
+    recurrent = _refusal([FULL], model={"is_hybrid": True})
+    assert recurrent.startswith("early: vllm: M has layers with recurrent state")
     eagle = SimpleNamespace(method="eagle", uses_draft_kv_cache=lambda: True)
     assert "eagle" in _refusal([FULL], speculative=eagle)
     ngram = SimpleNamespace(method="ngram", uses_draft_kv_cache=lambda: False)

@@ -12,7 +12,7 @@ from vllm.logger import init_logger
 
 from tiered_kv import ConfigError
 from tiered_kv.engines._record import Recorder
-from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of
+from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of, refuse_model
 from tiered_kv.engines.vllm.messages import Owner, Saved, Step
 from tiered_kv.engines.vllm.metrics import PromMetrics, Stats
 from tiered_kv.engines.vllm.options import Options
@@ -129,6 +129,16 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """What has been counted lately, None for nothing new to tell."""
         side = self._worker or self._scheduler
         return side.report() if side is not None else None
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Any layout will do; but vLLM asks early, when it has taken up no memory yet.
+
+        Raises:
+            UnsupportedError: The model or an option is not served; the message names it.
+        """
+        refuse_model(vllm_config)
+        return None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:

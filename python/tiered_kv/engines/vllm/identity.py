@@ -76,30 +76,27 @@ def place_of(config: Any, pp_rank: int, tp_rank: int, sharers: int | None = None
     return Place(parallel.data_parallel_index, pp_rank * tp + tp_rank, tp * pp, name, sharers)
 
 
-def block_tokens(config: Any, cache_config: Any) -> int:
-    """Tokens of a block, where this version of the adapter serves the configuration.
+def refuse_model(config: Any) -> None:
+    """Refuses what is known not to be served before there is a cache.
 
     Args:
         config: vLLM's configuration.
-        cache_config: Its `KVCacheConfig`.
 
     Raises:
-        UnsupportedError: It does not; the message names the option.
+        UnsupportedError: The model or an option is not served; the message names it.
     """
     model = config.model_config
+    names = ", ".join(model.architectures or ())
     if not model.is_prefix_caching_supported or model.is_diffusion:
         raise _unsupported(
-            f"vLLM has no prefix caching for {', '.join(model.architectures or ())}, since what a "
-            "token's keys and values are depends on more than the tokens before it, or its pooling "
-            "needs all tokens: leave `--kv-transfer-config` out"
+            f"vLLM has no prefix caching for {names}, since what a token's keys and values are "
+            "depends on more than the tokens before it, or its pooling needs all tokens: leave "
+            "`--kv-transfer-config` out"
         )
-    groups = cache_config.kv_cache_groups
-    if len(groups) != 1 or not _whole(groups[0].kv_cache_spec):
-        kinds = ", ".join(sorted({type(one.kv_cache_spec).__name__ for one in groups}))
+    if model.is_hybrid:
         raise _unsupported(
-            f"the model keeps caches of kinds that are not served yet ({len(groups)} groups: "
-            f"{kinds}); only causal attention to all tokens before is, or what vLLM serves as such "
-            "with `--disable-hybrid-kv-cache-manager`"
+            f"{names} has layers with recurrent state, which cannot be stored yet: leave "
+            "`--kv-transfer-config` out"
         )
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -110,6 +107,28 @@ def block_tokens(config: Any, cache_config: Any) -> int:
         raise _unsupported(
             f"`speculative_config` has the method {speculative.method}, whose drafts have a KV "
             "cache of their own: use ngram or suffix, or leave it out"
+        )
+
+
+def block_tokens(config: Any, cache_config: Any) -> int:
+    """Tokens of a block, where this version of the adapter serves the configuration.
+
+    Args:
+        config: vLLM's configuration.
+        cache_config: Its `KVCacheConfig`.
+
+    Raises:
+        UnsupportedError: It does not; the message names the option.
+    """
+    refuse_model(config)
+    groups = cache_config.kv_cache_groups
+    if len(groups) != 1 or not _whole(groups[0].kv_cache_spec):
+        kinds = ", ".join(sorted({type(one.kv_cache_spec).__name__ for one in groups}))
+        raise _unsupported(
+            f"the model keeps caches of kinds that are not served yet ({len(groups)} groups: "
+            f"{kinds}): only causal attention to all tokens before is, and windows in some layers, "
+            "where `--no-disable-hybrid-kv-cache-manager` is not given: leave "
+            "`--kv-transfer-config` out for others"
         )
     tokens: int = groups[0].kv_cache_spec.block_size
     return tokens
