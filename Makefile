@@ -218,7 +218,7 @@ test-engines: $(CORE) $(VLLM) ## Run the tests that drive serving engines; some 
 	$(TEST_ENV) $(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
 
 # Not in CI, which has no engine: some twenty minutes. BENCH_ARGS='--only restart' chooses.
-acceptance-engines: $(CORE) $(VLLM) $(DEMO) ## Serve the demo's model by vLLM with the store and without.
+acceptance-engines: $(CORE) $(VLLM) $(DEMO) ## Serve the demo model by vLLM, and without us.
 	cd tests && $(TEST_ENV) ../$(BIN)/python -m serving.acceptance $(BENCH_ARGS) \
 		--report ../build/reports/engines.json
 
