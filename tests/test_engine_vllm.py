@@ -234,9 +234,12 @@ def test_other_weights_under_the_same_name_find_nothing(
 
 
 def test_other_types_of_the_cache_find_nothing(again: Callable[..., Answers]) -> None:
-    told = [{"prompts": FIRST, "max_tokens": 1}]
-    for changes in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"}):
-        assert again(told, engine=changes).rounds[0].external == 0
+    changes = [{"dtype": "bfloat16"}]
+    if "avx512f" in Path("/proc/cpuinfo").read_text():  # without it, vLLM has no fp8 on CPUs
+        changes.append({"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"})
+    for engine in changes:
+        told = [{"prompts": FIRST, "max_tokens": 1}]
+        assert again(told, engine=engine).rounds[0].external == 0
 
 
 def test_preempted_requests_get_their_blocks_back(

@@ -165,10 +165,11 @@ def _identity(**changes: Any) -> NamespaceSpec:
         "quantization_config": None,
     }
     load: dict[str, Any] = {"load_format": "auto", "model_loader_extra_config": {}}
+    cache_dtype = changes.pop("cache_dtype", "auto")
     for name, value in changes.items():
         (load if name in load else model)[name] = value
     config = SimpleNamespace(
-        cache_config=SimpleNamespace(cache_dtype="auto"),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         compilation_config=SimpleNamespace(static_forward_context={}),
         load_config=SimpleNamespace(**load),
         model_config=SimpleNamespace(**model),
@@ -182,6 +183,8 @@ def check_what_changes_the_weights_or_rope_changes_the_namespace() -> None:
     assert plain == _identity()
     changes: list[dict[str, Any]] = [
         {"max_model_len": 131072},
+        {"dtype": torch.bfloat16},
+        {"cache_dtype": "fp8_e5m2"},
         {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
         {"load_format": "runai_streamer"},
         {"model_loader_extra_config": {"qlora_adapter_name_or_path": "a"}},

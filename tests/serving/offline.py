@@ -32,8 +32,8 @@ def _damage(directory: str, kind: str) -> None:
         if kind == "delete":
             path.unlink()
         else:
-            size = path.stat().st_size
-            os.truncate(path, size // 2 if kind == "truncate" else size + 4096)
+            # What a segment holds is at its start.
+            os.truncate(path, 4096 if kind == "truncate" else path.stat().st_size + 4096)
 
 
 def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str, Any]:
