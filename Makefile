@@ -86,12 +86,11 @@ test-rust: $(CORE) ## Run the Rust tests and documentation examples.
 			cargo test --locked --workspace $(CARGO_ARGS)); \
 	fi
 
-# Every crate but the Python module. The sanitizer is an unstable flag of the compiler that is
-# there; a target of its own, so that build scripts stay as they are. What holds the caller's or the
-# kernel's memory runs, and little else: dependencies are not optimised, which is quicker to build.
+# The sanitizer is an unstable flag of the compiler that is there; a target of its own, so that
+# build scripts stay as they are. What holds the caller's memory while it is cancelled or read
+# into runs; dependencies are not optimised, which is quicker to build.
 ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan \
-	CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only \
-	TIERED_KV_SIM_SEEDS=40
+	CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=line-tables-only
 ASAN_CARGO := --locked --target x86_64-unknown-linux-gnu \
 	--config 'profile.dev.package."*".opt-level=0' \
 	-p tiered-kv --test store_cancel --test store_cancel_drives --test store_direct

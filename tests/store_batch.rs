@@ -164,19 +164,24 @@ fn batches_show_their_blocks_while_others_evict_delete_and_lease() {
     let chains: Vec<_> = (0..CHAINS).map(|path| chain(&ns, path, 8)).collect();
     let (checked, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     let lease = &|mut at: usize| {
-        let mut kept = Vec::new();
+        let (mut kept, mut turn) = (Vec::new(), 0usize);
         while !done.load(Ordering::Relaxed) {
             at = (at * 5 + 1) % chains.len();
             if let Found::Whole(batch) = found(&store, &ns, &chains[at])
                 && batch.hits() > 0
             {
                 kept.push((at, batch));
+            } else {
+                // What all of them keep may have reached the cap, and nobody would get any more.
+                kept.pop();
+                std::thread::sleep(Duration::from_micros(200));
             }
             if kept.len() < 3 {
                 continue;
             }
             let (at, mut batch) = kept.remove(0);
-            if at.is_multiple_of(3) {
+            turn += 1;
+            if turn.is_multiple_of(3) {
                 batch.release();
                 continue;
             }

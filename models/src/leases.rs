@@ -70,11 +70,12 @@ impl Store {
     }
 }
 
-pub(crate) fn batch_or_evict() {
+/// A copy is evicted beside a caller that reads it: not while it is pinned.
+fn evict_beside(read: fn(&Store)) {
     let store = Store::new(u64::MAX);
     let reader = {
         let store = store.clone();
-        thread::spawn(move || store.read_batch())
+        thread::spawn(move || read(&store))
     };
     if store.index.evict(&KEY) {
         assert_eq!(store.freed.pop(), Some(SLOT), "what was evicted is free at once");
@@ -85,22 +86,12 @@ pub(crate) fn batch_or_evict() {
     assert_eq!(store.budget.leased_bytes(), 0);
 }
 
-pub(crate) fn batch_or_delete() {
-    let store = Store::new(u64::MAX);
-    let reader = {
-        let store = store.clone();
-        thread::spawn(move || store.read_batch())
-    };
-    store.index.update(&KEY, |entry| entry.resident = None);
-    let early = store.freed.pop();
-    if early.is_some() {
-        store.publish(2);
-    }
-    reader.join().expect("no panic");
-    if early.is_none() {
-        assert_eq!(store.freed.pop(), Some(SLOT), "the last owner gives it back");
-    }
-    assert_eq!(store.budget.leased_bytes(), 0);
+pub(crate) fn pin_or_evict() {
+    evict_beside(|store| _ = store.read());
+}
+
+pub(crate) fn batch_or_evict() {
+    evict_beside(Store::read_batch);
 }
 
 /// Two batches of one block, one of which is never read, and an eviction.
@@ -120,28 +111,12 @@ pub(crate) fn two_batches() {
     assert_eq!(store.budget.leased_bytes(), 0);
 }
 
-pub(crate) fn pin_or_evict() {
-    let store = Store::new(u64::MAX);
-    let reader = {
-        let store = store.clone();
-        thread::spawn(move || store.read())
-    };
-    if store.index.evict(&KEY) {
-        let slot = store.freed.pop();
-        assert_eq!(slot, Some(SLOT), "what was evicted is free at once");
-        store.publish(2);
-    }
-    reader.join().expect("no panic");
-    assert!(store.index.is_unpinned(&KEY), "nobody is left");
-    assert_eq!(store.budget.leased_bytes(), 0);
-}
-
 /// A block is deleted while it is leased: whoever is last gives the slot back, its pages first.
-pub(crate) fn last_owner() {
+fn delete_beside(read: fn(&Store)) -> Arc<Store> {
     let store = Store::new(u64::MAX);
     let reader = {
         let store = store.clone();
-        thread::spawn(move || store.read())
+        thread::spawn(move || read(&store))
     };
     store.index.update(&KEY, |entry| entry.resident = None);
     let early = store.freed.pop();
@@ -153,7 +128,17 @@ pub(crate) fn last_owner() {
         assert_eq!(store.freed.pop(), Some(SLOT), "the last owner gives it back");
         store.publish(2);
     }
+    assert_eq!(store.budget.leased_bytes(), 0);
+    store
+}
+
+pub(crate) fn last_owner() {
+    let store = delete_beside(|store| _ = store.read());
     assert!(store.read() && store.freed.pop().is_none(), "and once");
+}
+
+pub(crate) fn batch_or_delete() {
+    delete_beside(Store::read_batch);
 }
 
 pub(crate) fn cap() {
