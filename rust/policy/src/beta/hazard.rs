@@ -104,6 +104,22 @@ impl Table {
         self.counts[cell.index()][bucket]
     }
 
+    /// The counts of a cell by its number, if it has any.
+    pub(crate) fn counts(&self, cell: usize) -> Option<&[Count; BUCKETS]> {
+        self.used[cell].then(|| &self.counts[cell])
+    }
+
+    /// Adds counts to a cell by its number.
+    pub(crate) fn add_counts(&mut self, cell: usize, counts: &[Count; BUCKETS]) {
+        add(&mut self.counts[cell], counts);
+        self.used[cell] = true;
+    }
+
+    /// Bytes of memory that it has.
+    pub(crate) fn bytes(&self) -> usize {
+        CELLS * (size_of::<Counts>() + size_of::<[f32; BUCKETS]>()) + size_of::<Self>()
+    }
+
     /// Adds `trials` survivals, or parts of one, in a bucket, and a reuse if `reused`.
     #[inline]
     pub(crate) fn add(&mut self, cell: Cell, bucket: usize, trials: f32, reused: bool) {

@@ -10,6 +10,8 @@ mod chain;
 mod evict;
 mod hazard;
 mod index;
+mod learned;
+mod live;
 mod options;
 mod posterior;
 mod score;
@@ -23,6 +25,7 @@ mod touch;
 pub use age::BUCKETS;
 pub use hazard::PAIRS;
 pub use index::gittins;
+pub use live::{MIN_METADATA_BYTES, Predictor};
 pub use options::BetaOptions;
 pub use posterior::{PairPosterior, ages};
 
@@ -57,6 +60,8 @@ pub struct Beta {
     /// The request at which the table is computed anew, and the one at which it last was.
     next_rebuild: u64,
     last_rebuild: u64,
+    /// The caller's number of the request's turn, zero where it is not told.
+    told_turn: u32,
     /// Slots of the request's blocks, `NONE` where a block is not known.
     path: Vec<u32>,
 }
@@ -117,13 +122,14 @@ impl Beta {
             capacity,
             chain: Chain::new(ghosts, options.leaf_first),
             sessions: Sessions::new(sessions),
-            sentinels: Sentinels::default(),
+            sentinels: Sentinels::new(usize::MAX),
             table: Table::new(options.by_age, options.strength),
             scores: Scores::new(),
             rng: Rng::new(seed),
             requests: 0,
             next_rebuild: 16,
             last_rebuild: 0,
+            told_turn: 0,
             path: Vec::new(),
         }
     }
@@ -188,7 +194,7 @@ impl Beta {
             let before = if session.turn == 1 { gap } else { session.gap };
             session.gap = before + self.options.gap_weight * (gap - before);
         }
-        session.turn += 1;
+        session.turn = (session.turn + 1).max(self.told_turn);
         let new_tokens = request.input_tokens.saturating_sub(session.tokens).max(1);
         let facts = Facts {
             turn: session.turn,
