@@ -12,7 +12,7 @@ mod rng;
 #[cfg(test)]
 mod testing;
 
-pub use beta::{Beta, BetaOptions, MIN_METADATA_BYTES, Predictor};
+pub use beta::{Beta, BetaOptions, Predictor};
 pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
 pub use rng::Rng;

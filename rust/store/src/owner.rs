@@ -11,6 +11,7 @@ use crate::op::Op;
 use crate::open::{OpenTimes, Opened};
 use crate::operator::Jobs;
 use crate::region::Regions;
+use crate::policy;
 use crate::registry;
 use crate::seams::Seams;
 use parking_lot::{Condvar, Mutex};
@@ -130,6 +131,8 @@ impl Owner {
         self.core.submit(Call::plain(reply), |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        self.core.learn();
+        policy::save(&self.drives, &self.core);
         self.write_checkpoints();
         self.names.finish();
         for drive in &self.drives {

@@ -96,6 +96,8 @@ counters! {
     damaged_headers,
     /// Blocks that close dropped before they were durable.
     dropped_at_close,
+    /// Times that what the predictor had learned was damaged at open: it began anew.
+    learned_damaged,
 }
 
 impl Counters {
@@ -200,6 +202,9 @@ pub struct Stats {
     pub dirty_bytes: u64,
     /// Bytes being loaded.
     pub loading_bytes: u64,
+    /// Bytes that the policy keeps of blocks, here or gone, and of what it learned.
+    #[serde(default)]
+    pub metadata_bytes: u64,
     /// Blocks whose parent is not stored.
     pub orphans: u64,
     /// Blocks known in any tier.

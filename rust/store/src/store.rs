@@ -6,7 +6,7 @@ use crate::call::{
 };
 use crate::driver::{Core, in_caller};
 use crate::index::{KEYS_A_TURN, Residency};
-use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
+use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem, Told};
 use crate::namespace::{Namespace, PutOptions};
 use crate::op::Op;
 use crate::owner::{Handle, Owner};
@@ -148,9 +148,11 @@ impl Store {
         target: GetTarget,
     ) -> OpId {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
-        let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
-        let hold = options.hold;
-        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, count, hold })
+        if !options.in_request {
+            self.core.count_access(ns.number, keys.into(), Told::BARE);
+        }
+        let (ns, keys, hold) = (ns.number, keys.to_vec(), options.hold);
+        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, hold })
     }
 
     /// Brings blocks into the caller's buffers, verified. The buffers come back when neither the

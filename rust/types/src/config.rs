@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub const ENV_PREFIX: &str = "TIERED_KV_";
 /// Smallest segment, in bytes.
 pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
+/// Least memory of the predictor, in bytes.
+pub const MIN_METADATA_BYTES: u64 = 4 << 20;
 /// Largest default segment, in bytes.
 pub const MAX_DEFAULT_SEGMENT_BYTES: u64 = 256 << 20;
 
@@ -38,6 +40,19 @@ pub enum IoBackend {
     IoUring,
     /// Threads that block in the operating system's calls.
     Blocking,
+}
+
+/// What decides which block leaves a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvictionPolicy {
+    /// Predicted reuse.
+    #[default]
+    Beta,
+    /// Predicted reuse, as first specified: a smaller draw.
+    BetaSpec,
+    /// The block that was used longest ago.
+    Lru,
 }
 
 /// How a store is opened.
@@ -94,6 +109,19 @@ pub struct StoreConfig {
     /// File to which each event is written as a line of JSON before what follows from it is done.
     /// Absent: none.
     pub event_file: Option<PathBuf>,
+    /// What decides which block leaves a tier: `beta`, `beta-spec` or `lru`.
+    pub policy: EvictionPolicy,
+    /// Most bytes of memory that the predictor keeps: for what is resident, what it remembers of
+    /// blocks that left, which shrinks first, and what it learned. Absent: 1 % of all tiers, at
+    /// least 64 MiB.
+    #[serde(deserialize_with = "de_size_opt")]
+    pub metadata_bytes: Option<u64>,
+    /// File to which requests are recorded, as a trace that `tiered-kv replay` reads: ids of
+    /// blocks and sessions, times and lengths, no tokens and no names. Absent: none.
+    pub record: Option<PathBuf>,
+    /// Bytes beyond which nothing more is recorded.
+    #[serde(deserialize_with = "de_size")]
+    pub record_bytes: u64,
     /// Who reads and writes the drives: `auto`, `io_uring` or `blocking`.
     pub io_backend: IoBackend,
     /// Threads that serve loads, with the blocking backend.
@@ -128,6 +156,10 @@ impl Default for StoreConfig {
             on_format_mismatch: OnFormatMismatch::Error,
             event_log_entries: 65_536,
             event_file: None,
+            policy: EvictionPolicy::default(),
+            metadata_bytes: None,
+            record: None,
+            record_bytes: 256 << 20,
             io_backend: IoBackend::Auto,
             load_threads: 2,
             store_threads: 1,
@@ -255,6 +287,8 @@ impl StoreConfig {
             dram_capacity: Some(0),
             segment_bytes: Some(0),
             event_file: Some(PathBuf::new()),
+            metadata_bytes: Some(0),
+            record: Some(PathBuf::new()),
             ..Self::default()
         };
         let table = full.to_table().expect("the defaults are representable");
@@ -323,6 +357,11 @@ impl StoreConfig {
         }
         if self.event_log_entries == 0 && self.event_file.is_some() {
             return Err(bad("event_file", "needs `event_log_entries` over 0: raise it"));
+        }
+        if let Some(bytes) = self.metadata_bytes
+            && bytes < MIN_METADATA_BYTES
+        {
+            return Err(bad("metadata_bytes", format!("is {bytes}: give at least 4 MiB")));
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ mod touch;
 pub use age::BUCKETS;
 pub use hazard::PAIRS;
 pub use index::gittins;
-pub use live::{MIN_METADATA_BYTES, Predictor};
+pub use live::Predictor;
 pub use options::BetaOptions;
 pub use posterior::{PairPosterior, ages};
 

@@ -152,6 +152,7 @@ impl Machine {
             counters: self.counters.rows(),
             dirty_bytes: self.dirty_bytes,
             loading_bytes: self.loading_bytes,
+            metadata_bytes: self.policy.metadata_bytes() as u64,
             orphans: self.table.orphans(),
             blocks: self.table.len() as u64,
             calls: self.ops.len() as u64,

@@ -32,8 +32,6 @@ pub(super) struct GetOp {
     reading: usize,
     deadline: Nanos,
     target: GetTarget,
-    /// Count as a request of its own.
-    count: bool,
     /// Ends when the get has ended: the blocks are pinned then, or were missed.
     hold: Option<HoldId>,
     /// Why it was ended early, where it was.
@@ -56,7 +54,6 @@ impl GetOp {
         keys: Vec<BlockKey>,
         deadline: Nanos,
         target: GetTarget,
-        count: bool,
         hold: Option<HoldId>,
     ) -> Self {
         let states = Vec::with_capacity(keys.len());
@@ -69,7 +66,6 @@ impl GetOp {
             reading: 0,
             deadline,
             target,
-            count,
             hold,
             ended: None,
             cancel: CancelFlag::default(),
@@ -114,10 +110,6 @@ impl Machine {
             if let Some(from) = get.settle(item, state) {
                 out.push(Command::CopyOut { op, item, from });
             }
-        }
-        if get.count {
-            let leaf_first: Vec<BlockKey> = get.keys.iter().rev().copied().collect();
-            self.accessed(get.ns, &leaf_first);
         }
         self.ops.insert(op, Op::Get(get));
         self.timers.insert((deadline, op));

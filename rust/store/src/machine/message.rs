@@ -1,6 +1,6 @@
 //! What goes into the state machine and what comes out of it.
 
-use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, Records, ScrubReport};
+use crate::machine::{Access, DeleteReport, Doomed, DriveId, HoldId, Records, ScrubReport};
 use crate::resident::{Filled, Filling, Resident};
 use crate::sync::Arc;
 use smallvec::SmallVec;
@@ -162,7 +162,6 @@ pub(crate) enum Event {
         keys: Vec<BlockKey>,
         deadline: Nanos,
         target: GetTarget,
-        count: bool,
         hold: Option<HoldId>,
     },
     Hold {
@@ -242,11 +241,8 @@ pub(crate) enum Event {
         doomed: Doomed,
         deadline: Nanos,
     },
-    /// One request's blocks, root first; the leaf is accessed first.
-    Accessed {
-        ns: u32,
-        keys: Arc<[BlockKey]>,
-    },
+    /// A request has used its blocks.
+    Accessed(Access),
     Flush {
         op: OpId,
         deadline: Nanos,

@@ -5,6 +5,7 @@
 //! and in which group, what is evicted, what recovery believes: all of it is decided here, one step
 //! at a time, so that a seeded simulator drives the very same code as production.
 
+mod accesses;
 mod alloc;
 mod audit;
 mod census;
@@ -29,6 +30,7 @@ mod staging;
 mod table;
 mod usage;
 
+pub(crate) use accesses::{Access, Sizes, Told};
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
 pub use census::{
@@ -151,6 +153,7 @@ pub(crate) struct Machine {
     index: Arc<ReadIndex>,
     freed: FreedSlots,
     policy: Box<dyn Policy>,
+    scratch: accesses::Scratch,
     memory: SlotAllocator,
     owners: usage::SlotOwners,
     drives: Vec<Drive>,
@@ -207,6 +210,7 @@ impl Machine {
             index: parts.index,
             freed: parts.freed,
             policy: parts.policy,
+            scratch: accesses::Scratch::default(),
             memory: SlotAllocator::new(parts.memory, false),
             owners: usage::SlotOwners::default(),
             drives: drives(parts.drives, &parts.limits),
@@ -287,8 +291,8 @@ impl Machine {
             Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
             Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
             Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
-            Event::Get { op, ns, keys, deadline, target, count, hold } => {
-                self.get(op, GetOp::new(ns, keys, deadline, target, count, hold), out);
+            Event::Get { op, ns, keys, deadline, target, hold } => {
+                self.get(op, GetOp::new(ns, keys, deadline, target, hold), out);
             }
             Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
             Event::Release { hold } => self.release(hold),
@@ -317,7 +321,7 @@ impl Machine {
             Event::Delete { op, ns, doomed, deadline } => {
                 self.delete(op, ns, doomed, deadline, out);
             }
-            Event::Accessed { ns, keys } => self.accessed(ns, &keys),
+            Event::Accessed(access) => self.accessed(&access),
             Event::Flush { op, deadline } => self.flush(op, deadline),
             Event::Cancel { op } => self.end_op(op, tiered_kv_types::MissReason::Cancelled, out),
             Event::Close { op, deadline } => self.close(op, deadline, out),
@@ -425,15 +429,6 @@ impl Machine {
 
     fn full(ns: u32, key: tiered_kv_types::BlockKey) -> FullKey {
         FullKey { ns, key }
-    }
-
-    /// One access a block, leaf first.
-    fn accessed(&mut self, ns: u32, keys: &[tiered_kv_types::BlockKey]) {
-        for key in keys.iter().rev() {
-            if let Some(id) = self.table.id(&Self::full(ns, *key)) {
-                self.policy.accessed(id, self.now.mono);
-            }
-        }
     }
 
     /// Ends a call early: by deadline, cancellation or close.

@@ -295,8 +295,8 @@ fn without_memory_a_held_block_stays_on_its_drive_while_it_is_copied_from() {
     let (ns, keys, deadline) = (bench.ns[0], vec![key(1)], u64::MAX);
     let held = keys.clone();
     bench.call(|op| Event::Hold { op, ns, keys: held, expires: u64::MAX });
-    let (target, count, hold) = (GetTarget::Buffers, false, None);
-    bench.begin(|op| Event::Get { op, ns, keys, deadline, target, count, hold });
+    let (target, hold) = (GetTarget::Buffers, None);
+    bench.begin(|op| Event::Get { op, ns, keys, deadline, target, hold });
     assert!(bench.perform(), "it is loaded, and not yet copied out");
     let none = Quota { dram_bytes: None, nvme_bytes: Some(0) };
     assert_eq!(bench.machine.set_quota(ns, none), Some(false), "it cannot go");

@@ -12,7 +12,8 @@ use crate::directory::open_journal;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::log::LogEntry;
 use crate::machine::{
-    Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem, Quota,
+    Access, Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem, Quota,
+    Told,
 };
 use crate::resident::Resident;
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,7 +146,7 @@ impl World {
         for disk in &disks {
             open_journal(disk, JOURNAL_PAGES).expect("there is room");
         }
-        let (mut machine, index) = machine(disks.len(), &layouts, staging);
+        let (mut machine, index) = machine(disks.len(), &layouts, staging, seed);
         hold_quota(&mut machine, seed);
         // Slots on page addresses, and on none.
         let strides = [if seed.is_multiple_of(2) { 8192 } else { 5000 }, 12_000];
@@ -325,7 +326,18 @@ impl World {
         let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked });
         let deadline = self.now.mono + 1_000_000_000;
         let hold = self.holds.pop().map(|hold| hold.id);
-        self.feed(Event::Get { op, ns, keys, deadline, target, count: true, hold });
+        self.feed(Event::Get { op, ns, keys: keys.clone(), deadline, target, hold });
+        self.finish_request(ns, keys);
+    }
+
+    /// Tells of a request that used these blocks, of a session or of none.
+    fn finish_request(&mut self, ns: u32, keys: Vec<BlockKey>) {
+        let session = Some(self.draw(6)).filter(|session| *session > 0);
+        let bare = session.is_none() && self.draw(2) == 0;
+        let output_tokens = self.draw(100) as u32;
+        let told = Told { session, bare, output_tokens, ..Told::default() };
+        let now = self.now.mono;
+        self.feed(Event::Accessed(Access { ns, keys: keys.into(), now, told }));
     }
 
     fn flush(&mut self) {

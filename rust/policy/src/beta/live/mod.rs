@@ -20,6 +20,7 @@ use super::{Beta, BetaOptions, FIRST, MIN_GHOSTS, NO_GAP, PairPosterior, seconds
 use crate::{Accesses, BlockId, Facts, Nanos, Policy, Standing};
 use draw::Run;
 use lists::Lists;
+use tiered_kv_types::config::MIN_METADATA_BYTES;
 use tiered_kv_types::{BlockType, Tier};
 
 /// Most bytes that a block's node, its place in the maps and, if it is resident, in the lists of two
@@ -28,8 +29,6 @@ const NODE_BYTES: usize = 200;
 /// Bytes of a session and of a sentinel where their tables have just grown.
 const SESSION_BYTES: usize = 192;
 const SENTINEL_BYTES: usize = 96;
-/// Least memory that the predictor works with.
-pub const MIN_METADATA_BYTES: u64 = 4 << 20;
 
 /// The score level of what no request has named.
 const NO_SCORE: usize = 4;
@@ -66,7 +65,7 @@ fn type_of(told: BlockType) -> usize {
 
 impl Predictor {
     /// A predictor that has learned nothing yet and keeps at most `metadata_bytes`, of which
-    /// [`MIN_METADATA_BYTES`] are the least. What is remembered of blocks that left goes first; a
+    /// 4 MiB are the least. What is remembered of blocks that left goes first; a
     /// store of very many blocks needs some 40 bytes for each beyond it.
     pub fn new(options: BetaOptions, metadata_bytes: u64, seed: u64) -> Self {
         let most = usize::try_from(metadata_bytes.max(MIN_METADATA_BYTES)).unwrap_or(usize::MAX);
