@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,7 @@ settings.register_profile(
     "ci", settings.get_profile("dev"), max_examples=200, derandomize=True, database=None
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# What a shell starts in the background ignores interrupts, and so would every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

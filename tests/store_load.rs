@@ -138,6 +138,43 @@ fn a_load_that_finds_no_room_is_cut_to_the_prefix_that_it_could_take() {
     assert_eq!(found[4..], [Err(MissReason::NoSpace); 8]);
 }
 
+/// How often a block was missed, by what is counted; what was hit and missed is what was asked for.
+fn missed(store: &Store, after: &str) -> Vec<&'static str> {
+    let stats = store.stats();
+    let missed: u64 = stats.misses.iter().map(|(_, n)| n).sum();
+    let hits = stats.dram.hits + stats.nvme.hits;
+    assert_eq!(hits + missed, stats.requested, "{after}: {:?}", stats.misses);
+    stats.misses.iter().filter(|(_, n)| *n > 0).map(|(name, _)| *name).collect()
+}
+
+#[test]
+fn case_27_hits_and_misses_add_up_whatever_a_block_was_missed_for() {
+    let (disk, store, keys) = on_drive(8, |config| config.max_load_bytes = 3 * BLOCK as u64);
+    let ns = namespace(&store);
+    let [first, second] = [&keys[..4], &keys[4..]];
+    let absent = chain(&ns, 2, 2);
+    disk.shut_reads(true);
+    get(&store, second, Some(Duration::from_millis(1))).wait();
+    assert_eq!(missed(&store, "a deadline"), ["deadline", "load_cap"]);
+    disk.shut_reads(false);
+    until("the read has ended", || store.stats().loading_bytes == 0);
+    for _ in 0..2 {
+        get(&store, &[first, &absent].concat(), None).wait();
+        missed(&store, "some of it stored");
+    }
+    let buffers = vec![vec![0; BLOCK]; 6];
+    let options = GetOptions::default();
+    store.get_into(&ns, &[first, &absent].concat(), buffers, &options).expect("open").wait();
+    missed(&store, "into buffers");
+    disk.inner.set_fault(Some(Box::new(|op| {
+        let read = matches!(op, DiskOp::ReadAt { .. });
+        read.then(|| std::io::Error::other("planted"))
+    })));
+    get(&store, &keys[6..], None).wait();
+    let reasons = ["absent", "io_error", "deadline", "load_cap"];
+    assert_eq!(missed(&store, "a drive that fails"), reasons);
+}
+
 #[test]
 fn loads_beyond_the_bytes_that_may_be_in_flight_are_misses() {
     let (disk, store, keys) = on_drive(4, |config| config.max_load_bytes = 2 * BLOCK as u64);

@@ -70,45 +70,36 @@ impl Store {
     }
 }
 
-/// A copy is evicted beside a caller that reads it: not while it is pinned.
-fn evict_beside(read: fn(&Store)) {
+/// A copy is evicted beside callers that read it: not while it is pinned.
+fn evict_beside(readers: &[fn(&Store)]) -> Arc<Store> {
     let store = Store::new(u64::MAX);
-    let reader = {
-        let store = store.clone();
+    let beside = |read: &fn(&Store)| {
+        let (store, read) = (store.clone(), *read);
         thread::spawn(move || read(&store))
     };
-    if store.index.evict(&KEY) {
-        assert_eq!(store.freed.pop(), Some(SLOT), "what was evicted is free at once");
-        store.publish(2);
-    }
-    reader.join().expect("no panic");
-    assert!(store.index.is_unpinned(&KEY), "nobody is left");
-    assert_eq!(store.budget.leased_bytes(), 0);
-}
-
-pub(crate) fn pin_or_evict() {
-    evict_beside(|store| _ = store.read());
-}
-
-pub(crate) fn batch_or_evict() {
-    evict_beside(Store::read_batch);
-}
-
-/// Two batches of one block, one of which is never read, and an eviction.
-pub(crate) fn two_batches() {
-    let store = Store::new(u64::MAX);
-    let readers = [true, false].map(|read| {
-        let store = store.clone();
-        thread::spawn(move || if read { store.read_batch() } else { drop(store.batch()) })
-    });
+    let readers: Vec<_> = readers.iter().map(beside).collect();
     if store.index.evict(&KEY) {
         assert_eq!(store.freed.pop(), Some(SLOT), "what was evicted is free at once");
         store.publish(2);
     }
     readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
     assert!(store.index.is_unpinned(&KEY), "nobody is left");
-    assert!(!store.index.ledger.has_whole(), "nor in the ledger");
     assert_eq!(store.budget.leased_bytes(), 0);
+    store
+}
+
+pub(crate) fn pin_or_evict() {
+    evict_beside(&[|store| _ = store.read()]);
+}
+
+pub(crate) fn batch_or_evict() {
+    evict_beside(&[Store::read_batch]);
+}
+
+/// Two batches of one block, one of which is never read, and an eviction.
+pub(crate) fn two_batches() {
+    let store = evict_beside(&[Store::read_batch, |store| drop(store.batch())]);
+    assert!(!store.index.ledger.has_whole(), "nor in the ledger");
 }
 
 /// A block is deleted while it is leased: whoever is last gives the slot back, its pages first.

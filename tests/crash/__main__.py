@@ -139,7 +139,11 @@ def run_load(home: Path, backend: str, drives: int, seed: int, sent: signal.Sign
         if process.poll() is not None:
             sys.exit(f"crash: the load ended by itself, with status {process.returncode}")
         process.send_signal(sent)
-        process.wait(timeout=START_S)
+        try:
+            process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            sys.exit(f"crash: the load did not end within {START_S:.0f} s of {sent.name}")
 
 
 def run_check(home: Path, backend: str, drives: int, end: str) -> dict[str, Any]:

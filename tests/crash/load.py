@@ -157,21 +157,26 @@ class Load:
         threads = [threading.Thread(target=self.run_putter, args=(n,)) for n in range(2)]
         threads += [threading.Thread(target=self.run_reader)]
         threads += [threading.Thread(target=self.run_deleter)]
-        for thread in threads:
-            thread.start()
-        self.log("opened")
         try:
-            signal.pause()
+            for thread in threads:
+                thread.start()
+            self.log("opened")
+            # Not for good: an interrupt just before a wait begins does not end the wait.
+            while not self.stop.wait(0.1):
+                pass
         except KeyboardInterrupt:
             self.stop.set()
             for thread in threads:
-                thread.join()
+                if thread.is_alive():
+                    thread.join()
             self.store.close()
             self.log("closed")
 
 
 def main() -> None:
     """Runs the load: HOME BACKEND DRIVES SEED."""
+    # What a shell starts in the background ignores interrupts, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     home, backend, drives, seed = sys.argv[1:]
     Load(Path(home), backend, int(drives), int(seed)).run()
 

@@ -129,7 +129,7 @@ fn case_36_loads_are_served_while_all_store_threads_stall() {
 fn the_next_load_is_read_while_the_one_before_it_is_handled() {
     const PAGES: u64 = 32;
     let disk = Arc::new(MemDisk::new());
-    let file = disk.create("data", 2 * PAGES * PAGE).expect("memory");
+    let file = disk.create("data", 4 * PAGES * PAGE).expect("memory");
     let (read, has_read) = channel();
     let has_read = Mutex::new(has_read);
     disk.set_fault(Some(Box::new(move |_| {
@@ -154,7 +154,8 @@ fn the_next_load_is_read_while_the_one_before_it_is_handled() {
     let arena = arena(2 * PAGES);
     let load = |token: u64| {
         let buf = arena.take(token * PAGES * PAGE, PAGES * PAGE).expect("free pages");
-        let op = IoOp::Read { file, offset: token * PAGES * PAGE, buf: buf.into() };
+        // No neighbours, which would be one call.
+        let op = IoOp::Read { file, offset: 2 * token * PAGES * PAGE, buf: buf.into() };
         IoRequest { token, priority: Priority::Load, op, cancel: None }
     };
     engine.submit((0..2).map(load).collect());
