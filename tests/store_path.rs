@@ -281,6 +281,8 @@ fn a_request_counts_one_access_a_block_and_lookups_none() {
     let request = store.begin_request(Default::default());
     request.observe(&ns, &kept, 0);
     request.finish(0, 0);
+    let learned = store.predictor().expect("open").expect("the default predicts");
+    assert_eq!((learned.policy, learned.requests), ("beta", 1));
     put(&store, &chain(&ns, 3, 24));
     assert_eq!(store.lookup(&ns, &kept, LookupMode::Prefix).hits, 8, "used by a request");
     assert_eq!(store.lookup(&ns, &old, LookupMode::Prefix).hits, 0, "only looked up");

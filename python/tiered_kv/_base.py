@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tiered_kv import _core, operator
 from tiered_kv.channel import Channel
 from tiered_kv.errors import InvalidArgumentError
+from tiered_kv.predictor import Predictor
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
 if TYPE_CHECKING:
@@ -339,12 +340,24 @@ class StoreBase:
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
 
-        Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; `holds` in force, and the
-        `held_bytes` that they keep. With `dram_capacity` 0, `staging_bytes` through which blocks
+        Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; the `metadata_bytes` that
+        the policy keeps of blocks; `holds` in force, and the `held_bytes` that they keep. With `dram_capacity` 0, `staging_bytes` through which blocks
         pass, and `staging_used_bytes` of them. `namespaces` has usage and quota of the 64 that use
         most, in the form of `namespaces()` without their fields.
         """
         return self._core.stats()
+
+    def predictor(self) -> Predictor | None:
+        """What the reuse predictor has learned up to this call, from earlier processes too.
+
+        Returns:
+            The posterior of each of the 16 pairs; None where `policy` is not a predictor.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
+        found = self._core.predictor()
+        return None if found is None else Predictor.of(found)
 
     def health(self) -> dict[str, Any]:
         """State of the store's parts.

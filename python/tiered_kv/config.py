@@ -50,6 +50,14 @@ class StoreConfig:
         event_log_entries: Entries that the event log keeps.
         event_file: File to which each event is written as a line of JSON, before what follows from
             it is done; at 64 MiB it becomes `NAME.1`. None: no file.
+        policy: What decides which block leaves a tier: predicted reuse ("beta", or "beta-spec" as
+            first specified) or the order of use ("lru").
+        metadata_bytes: Most bytes of memory that the predictor keeps of blocks, at least 4 MiB;
+            what it remembers of blocks that left shrinks first. None: 1 % of all tiers, at least
+            64 MiB.
+        record: File to which requests are recorded as a trace for `tiered-kv replay`: ids, times
+            and lengths, no tokens and no names. None: no file.
+        record_bytes: Bytes of that file beyond which nothing more is recorded.
         io_backend: Who reads and writes the drives. "auto": io_uring where it can be had, else
             threads that block.
         load_threads: Threads that serve loads, with the blocking backend.
@@ -77,6 +85,10 @@ class StoreConfig:
     on_format_mismatch: Literal["error", "reset"] = "error"
     event_log_entries: int = 65_536
     event_file: str | os.PathLike[str] | None = None
+    policy: Literal["beta", "beta-spec", "lru"] = "beta"
+    metadata_bytes: Size | None = None
+    record: str | os.PathLike[str] | None = None
+    record_bytes: Size = 256 << 20
     io_backend: Literal["auto", "io_uring", "blocking"] = "auto"
     load_threads: int = 2
     store_threads: int = 1

@@ -392,6 +392,13 @@ impl Store {
         info::stats(py, &py.detach(|| self.shared.store.stats()))
     }
 
+    /// What the predictor learned; `None` where the store runs on another policy.
+    fn predictor<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.check_process(py, "predictor")?;
+        let learned = py.detach(|| self.shared.store.predictor()).or_raise(py)?;
+        learned.map(|learned| info::learned(py, &learned)).transpose()
+    }
+
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_process(py, "health")?;
         info::health(py, &py.detach(|| self.shared.store.health()))

@@ -3,11 +3,13 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
+mod learn;
+
 use crate::call::{BlockSource, Call, WriteBuf};
 use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::{IoBridge, LoadInto};
-use crate::machine::{Access, Command, DriveId, Event, Machine, Now, OpId, Outcome, Told};
+use crate::machine::{Access, Command, DriveId, Event, Machine, Now, OpId, Outcome};
 use crate::owner::Calls;
 use crate::record::Recorder;
 use crate::resident::{Filling, LeaseBudget, Resident};
@@ -19,9 +21,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 use tiered_kv_io::{Clock, Nanos, Origin, RegionSlot, Running, WorkerPool};
-use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
 const INLINE_COPY_BYTES: u64 = 64 << 10;
@@ -30,13 +30,6 @@ const COPY_JOB_BYTES: u64 = 2 << 20;
 /// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
 /// that their keys stay in the cache until then.
 pub(crate) const ACCESS_QUEUE: usize = 512;
-
-/// As many in the queue are taken in at once, by the timer's thread.
-const ACCESSES_DUE: usize = ACCESS_QUEUE / 4;
-/// Fewer are after this time.
-const LEARN_EVERY: Nanos = 10_000_000;
-/// Blocks of requests that are taken in with one step, so that no call waits long for the lock.
-const LEARN_BLOCKS: usize = 1024;
 
 /// Numbers of the cores of this process, from 1.
 static NEXT_CORE: AtomicU64 = AtomicU64::new(1);
@@ -299,100 +292,11 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Counts one request's blocks, given root first, soon: the caller neither waits nor learns.
-    /// Where nobody keeps up with the callers they are dropped and counted.
-    pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>, told: Told) {
-        let n = keys.len() as u64;
-        let access = Access { ns, keys, now: self.clock.now(), told };
-        if self.accesses.push(access).is_err() {
-            return FastCounters::add(&self.fast.accesses_dropped, n);
-        }
-        let waiting = self.accesses.len();
-        if waiting == 1 || waiting == ACCESSES_DUE {
-            // Under the lock, so that the timer is either before its check or already waiting.
-            let _at = self.timer.at.lock();
-            self.timer.changed.notify_one();
-        }
-    }
-
-    /// Lets the policy take in what was accessed up to now, a little at a time.
-    pub(crate) fn learn(self: &Arc<Self>) {
-        if self.is_forked() {
-            return;
-        }
-        let mut recorder = self.learning.lock();
-        let mut works = Vec::new();
-        let mut left = self.accesses.len();
-        while left > 0 {
-            let mut state = self.state.lock();
-            let mut some = Vec::new();
-            let mut blocks = 0;
-            while blocks < LEARN_BLOCKS
-                && left > 0
-                && let Some(access) = self.accesses.pop()
-            {
-                left -= 1;
-                blocks += access.keys.len();
-                some.push(access);
-            }
-            if some.is_empty() {
-                break;
-            }
-            let sized = |access: &Access| (access.clone(), state.machine.sizes(access));
-            let recorded: Vec<_> = some.iter().filter(|_| recorder.is_some()).map(sized).collect();
-            works.push(self.step(&mut state, some.into_iter().map(Event::Accessed)));
-            drop(state);
-            for (access, sizes) in recorded {
-                recorder.iter_mut().for_each(|recorder| recorder.note(&access, sizes));
-            }
-        }
-        if let Some(recorder) = &mut *recorder {
-            recorder.write();
-        }
-        // It may call the caller, who may ask for what was learned.
-        drop(recorder);
-        works.into_iter().for_each(|work| self.carry_out(work));
-    }
-
     fn arm(&self, deadline: Option<Nanos>) {
         let mut at = self.timer.at.lock();
         if *at != deadline {
             *at = deadline;
             self.timer.changed.notify_one();
-        }
-    }
-
-    /// Body of the timer thread: a step whenever a deadline has passed, and what was accessed is
-    /// learned from, until the store is closed.
-    pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
-        let mut learn_at: Option<Nanos> = None;
-        while let Some(core) = core.upgrade() {
-            let mut at = core.timer.at.lock();
-            let now = core.clock.now();
-            let waiting = core.accesses.len();
-            learn_at = (waiting > 0).then(|| learn_at.unwrap_or(now + LEARN_EVERY));
-            let passed = |time: Option<Nanos>| time.is_some_and(|time| time <= now);
-            let due = passed(*at);
-            let mut learns = passed(learn_at) || waiting >= ACCESSES_DUE;
-            if !due && !learns {
-                // Bounded, so that a dropped store ends the thread soon.
-                let next = at.iter().chain(&learn_at).min();
-                let wait = next.map_or(MAX_NAP, |next| Duration::from_nanos(next - now));
-                let waited = core.timer.changed.wait_for(&mut at, wait.min(MAX_NAP));
-                // A clock that stands still makes nothing due.
-                learns = waited.timed_out() && learn_at.is_some();
-            }
-            drop(at);
-            if due {
-                core.drive([Event::Tick]);
-            }
-            if learns {
-                core.learn();
-                learn_at = None;
-            }
-            if core.stopped.load(Ordering::Acquire) {
-                return;
-            }
         }
     }
 
@@ -416,8 +320,6 @@ impl Drop for Core {
         self.index.clear();
     }
 }
-
-const MAX_NAP: Duration = Duration::from_millis(500);
 
 /// Binds a command to the caller's memory that it needs, while the lock is held.
 fn sort_command(state: &mut State, command: Command, work: &mut Work) {

@@ -7,7 +7,7 @@
 use crate::codec::{Writer, triage, u32_at, u64_at};
 use crate::record::Decoded;
 
-const MAGIC: &[u8; 8] = b"tkvlearn";
+const MAGIC: &[u8; 8] = b"TKVLRN01";
 /// Of the payload, whose layout is the policy's.
 const VERSION: u32 = 1;
 /// Bytes before the payload.
@@ -30,7 +30,9 @@ pub fn decode(bytes: &[u8]) -> Decoded<&[u8]> {
     triage(bytes, MAGIC, len).then(|()| {
         let payload = &bytes[LEARNED_HEAD_BYTES..];
         match u32_at(bytes, 16) {
-            VERSION if u64_at(bytes, 24) == payload.len() as u64 => Decoded::Valid(payload),
+            VERSION if u64_at(bytes, 24) == payload.len() as u64 && u32_at(bytes, 20) == 0 => {
+                Decoded::Valid(payload)
+            }
             VERSION => Decoded::Damaged,
             other => Decoded::OtherVersion(other),
         }

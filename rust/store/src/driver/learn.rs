@@ -1,0 +1,110 @@
+//! The timer's thread: deadlines, and what requests tell the policy, off their path.
+
+use super::{ACCESS_QUEUE, Core};
+use crate::machine::{Access, Event, Told};
+use crate::stats::FastCounters;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tiered_kv_io::Nanos;
+use tiered_kv_types::BlockKey;
+
+/// As many in the queue are taken in at once, by the timer's thread.
+const ACCESSES_DUE: usize = ACCESS_QUEUE / 4;
+/// Fewer are after this time.
+const LEARN_EVERY: Nanos = 10_000_000;
+/// Blocks of requests that are taken in with one step, so that no call waits long for the lock.
+const LEARN_BLOCKS: usize = 1024;
+
+const MAX_NAP: Duration = Duration::from_millis(500);
+
+impl Core {
+    /// Counts one request's blocks, given root first, soon: the caller neither waits nor learns.
+    /// Where nobody keeps up with the callers they are dropped and counted.
+    pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>, told: Told) {
+        let n = keys.len() as u64;
+        let access = Access { ns, keys, now: self.clock.now(), told };
+        if self.accesses.push(access).is_err() {
+            return FastCounters::add(&self.fast.accesses_dropped, n);
+        }
+        let waiting = self.accesses.len();
+        if waiting == 1 || waiting == ACCESSES_DUE {
+            // Under the lock, so that the timer is either before its check or already waiting.
+            let _at = self.timer.at.lock();
+            self.timer.changed.notify_one();
+        }
+    }
+
+    /// Lets the policy take in what was accessed up to now, a little at a time.
+    pub(crate) fn learn(self: &Arc<Self>) {
+        if self.is_forked() {
+            return;
+        }
+        let mut recorder = self.learning.lock();
+        let mut works = Vec::new();
+        let mut left = self.accesses.len();
+        while left > 0 {
+            let mut state = self.state.lock();
+            let mut some = Vec::new();
+            let mut blocks = 0;
+            while blocks < LEARN_BLOCKS
+                && left > 0
+                && let Some(access) = self.accesses.pop()
+            {
+                left -= 1;
+                blocks += access.keys.len();
+                some.push(access);
+            }
+            if some.is_empty() {
+                break;
+            }
+            let sized = |access: &Access| (access.clone(), state.machine.sizes(access));
+            let recorded: Vec<_> = some.iter().filter(|_| recorder.is_some()).map(sized).collect();
+            works.push(self.step(&mut state, some.into_iter().map(Event::Accessed)));
+            drop(state);
+            for (access, sizes) in recorded {
+                recorder.iter_mut().for_each(|recorder| recorder.note(&access, sizes));
+            }
+        }
+        if let Some(recorder) = &mut *recorder {
+            recorder.write();
+        }
+        // It may call the caller, who may ask for what was learned.
+        drop(recorder);
+        works.into_iter().for_each(|work| self.carry_out(work));
+    }
+
+    /// Body of the timer thread: a step whenever a deadline has passed, and what was accessed is
+    /// learned from, until the store is closed.
+    pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
+        let mut learn_at: Option<Nanos> = None;
+        while let Some(core) = core.upgrade() {
+            let mut at = core.timer.at.lock();
+            let now = core.clock.now();
+            let waiting = core.accesses.len();
+            learn_at = (waiting > 0).then(|| learn_at.unwrap_or(now + LEARN_EVERY));
+            let passed = |time: Option<Nanos>| time.is_some_and(|time| time <= now);
+            let due = passed(*at);
+            let mut learns = passed(learn_at) || waiting >= ACCESSES_DUE;
+            if !due && !learns {
+                // Bounded, so that a dropped store ends the thread soon.
+                let next = at.iter().chain(&learn_at).min();
+                let wait = next.map_or(MAX_NAP, |next| Duration::from_nanos(next - now));
+                let waited = core.timer.changed.wait_for(&mut at, wait.min(MAX_NAP));
+                // A clock that stands still makes nothing due.
+                learns = waited.timed_out() && learn_at.is_some();
+            }
+            drop(at);
+            if due {
+                core.drive([Event::Tick]);
+            }
+            if learns {
+                core.learn();
+                learn_at = None;
+            }
+            if core.stopped.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+}
