@@ -309,7 +309,7 @@ fn a_request_is_counted_leaf_first_and_a_get_outside_of_one_as_a_request_of_its_
     request.observe(&ns, &first, 0);
     request.finish(0, 0);
     drop(store.get(&ns, &second, &GetOptions::default()).expect("open").wait());
-    assert!(store.predictor().expect("open").is_none(), "accesses are taken in first");
+    store.learn();
     put(&store, &chain(&ns, 3, 24), &PutOptions::default());
     let mut order = Vec::new();
     for path in 0..8 {

@@ -148,7 +148,7 @@ impl Driver {
         assert!(self.index.residency(&FULL).0.is_hit(), "a durable block is always to be had");
         let (keys, target) = (vec![KEY], GetTarget::Leases);
         let deadline = u64::MAX;
-        self.step(Event::Get { op, ns: 0, keys, deadline, target, count: false, hold: None });
+        self.step(Event::Get { op, ns: 0, keys, deadline, target, hold: None });
     }
 
     /// The engine's thread, until both calls have ended and it has nothing to do.

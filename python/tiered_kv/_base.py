@@ -341,9 +341,10 @@ class StoreBase:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
 
         Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; the `metadata_bytes` that
-        the policy keeps of blocks; `holds` in force, and the `held_bytes` that they keep. With `dram_capacity` 0, `staging_bytes` through which blocks
-        pass, and `staging_used_bytes` of them. `namespaces` has usage and quota of the 64 that use
-        most, in the form of `namespaces()` without their fields.
+        the policy keeps of blocks; `holds` in force, and the `held_bytes` that they keep. With
+        `dram_capacity` 0, `staging_bytes` through which blocks pass, and `staging_used_bytes` of
+        them. `namespaces` has usage and quota of the 64 that use most, in the form of
+        `namespaces()` without their fields.
         """
         return self._core.stats()
 

@@ -203,14 +203,8 @@ mod tests {
     use super::*;
     use tiered_kv_types::BlockType;
 
-    const FACTS: Facts = Facts {
-        shape: 1,
-        depth: 0,
-        block_type: BlockType::Unknown,
-        key: 0,
-        parent: None,
-        age: 0,
-    };
+    const FACTS: Facts =
+        Facts { shape: 1, depth: 0, block_type: BlockType::Unknown, key: 0, parent: None, age: 0 };
 
     #[test]
     fn the_candidate_used_longest_ago_goes_first() {

@@ -256,7 +256,8 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Res
 pub(crate) fn segments_of(capacity: u64, segment_bytes: u64) -> u32 {
     // Twice what is replaced as a whole; the least of it fits in the directory's own.
     let files = |capacity| names::file_bytes(capacity) + policy::file_bytes(capacity);
-    let kept = DIRECTORY_BYTES + 2 * (files(capacity) - files(0)) + journal_pages(capacity) * PAGE_BYTES;
+    let kept =
+        DIRECTORY_BYTES + 2 * (files(capacity) - files(0)) + journal_pages(capacity) * PAGE_BYTES;
     let usable = capacity.saturating_sub(kept);
     u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX)
 }

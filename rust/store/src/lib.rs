@@ -74,7 +74,6 @@ pub use attach::{AttachCounters, AttachOptions, Attached, AttachedHold};
 pub use batch::LeaseBatch;
 pub use call::{BlockSource, CloseReport, Contiguous, IntoReport, PutReport};
 pub use delete::Delete;
-pub use policy::Learned;
 pub use hits::Found;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
@@ -90,6 +89,7 @@ pub use open::OpenTimes;
 pub use operator::{
     BadSlab, CheckpointState, ClosedDrive, ClosedStore, Operator, Resized, Verified, Verify, resize,
 };
+pub use policy::Learned;
 pub use request::{Request, RequestContext};
 pub use reserve::{Reservation, Reserved};
 pub use resident::{Lease, Resident};

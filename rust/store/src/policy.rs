@@ -4,7 +4,6 @@ use crate::directory::Drive;
 use crate::driver::Core;
 use crate::machine::Machine;
 use crate::store::Store;
-use std::sync::Arc;
 use tiered_kv_io::Disk;
 use tiered_kv_policy::beta::{PairPosterior, ages};
 use tiered_kv_policy::{BetaOptions, Lru, Policy, Predictor};
@@ -96,6 +95,12 @@ pub struct Learned {
 }
 
 impl Store {
+    /// Lets the policy take in what requests have told up to now, on this thread. One of the
+    /// store's does so within some 10 ms anyway.
+    pub fn learn(&self) {
+        self.core.learn();
+    }
+
     /// What the predictor has learned up to this call; `None` where the store runs on another
     /// policy.
     ///
@@ -103,9 +108,8 @@ impl Store {
     /// `Closed`.
     pub fn predictor(&self) -> Result<Option<Learned>> {
         self.check_open("predictor")?;
-        let core: &Arc<Core> = &self.core;
-        core.learn();
-        Ok(core.with_machine(|machine| {
+        self.learn();
+        Ok(self.core.with_machine(|machine| {
             let policy = machine.policy();
             let name = policy.name();
             policy.predictor().map(|predictor| Learned {

@@ -61,7 +61,8 @@ impl Recorder {
         self.last = self.last.max(self.origin_unix_ns.saturating_add(access.now));
         let mut seen = std::collections::HashSet::with_capacity(access.keys.len());
         let numbers = access.keys.iter().map(|key| key.number() >> 1);
-        let ids: Vec<(usize, u64)> = numbers.enumerate().filter(|(_, id)| seen.insert(*id)).collect();
+        let ids: Vec<(usize, u64)> =
+            numbers.enumerate().filter(|(_, id)| seen.insert(*id)).collect();
         let full = *self.block_tokens.get_or_insert(sizes.block_tokens);
         let tokens = if full == sizes.block_tokens {
             sizes.tokens

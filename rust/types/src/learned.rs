@@ -1,7 +1,8 @@
 //! What the reuse predictor has learned, sealed: the file that outlives a close.
 //!
 //! ```text
-//! magic 8 | format version u32 | crc32c u32 | version of the payload u32 | zero u32 | length u64 | payload
+//! magic 8 | format version u32 | crc32c u32
+//! version of the payload u32 | zero u32 | length u64 | payload
 //! ```
 
 use crate::codec::{Writer, triage, u32_at, u64_at};

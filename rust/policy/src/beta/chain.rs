@@ -363,7 +363,8 @@ impl Chain {
 
     /// Bytes of memory that the index has.
     pub(crate) fn bytes(&self) -> usize {
-        self.nodes.capacity() * size_of::<Node>() + self.free.bytes()
+        self.nodes.capacity() * size_of::<Node>()
+            + self.free.bytes()
             + self.map.allocation_size()
             + (self.ring.capacity() + self.moved.capacity()) * size_of::<u32>()
             + self.candidates.capacity() * size_of::<Candidate>()

@@ -204,6 +204,8 @@ mod tests {
             }
         }
         let mut beta = Beta::new(40, BetaOptions::DEFAULT, 1);
-        assert!(!beta.load(&[]) && !beta.load(&bytes[..7]) && !beta.load(&bytes[..bytes.len() - 1]));
+        assert!(
+            !beta.load(&[]) && !beta.load(&bytes[..7]) && !beta.load(&bytes[..bytes.len() - 1])
+        );
     }
 }

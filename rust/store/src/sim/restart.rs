@@ -135,7 +135,8 @@ impl World {
     /// A machine on what the disks hold. One read of a segment may fail. Gives the keys that went
     /// because more came back than the quota allows.
     fn boot(&mut self) -> BTreeSet<BlockKey> {
-        let (mut machine, index) = machine(self.disks.len(), &self.layouts, self.staging, self.seed);
+        let (mut machine, index) =
+            machine(self.disks.len(), &self.layouts, self.staging, self.seed);
         let mut events = Vec::new();
         let mut tombstones = Vec::new();
         let mut pages = 0;

@@ -12,8 +12,8 @@ use crate::directory::open_journal;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::log::LogEntry;
 use crate::machine::{
-    Access, Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem, Quota,
-    Told,
+    Access, Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem,
+    Quota, Told,
 };
 use crate::resident::Resident;
 use std::collections::{BTreeMap, BTreeSet};

@@ -24,6 +24,8 @@ pub(super) struct Run {
     next: Option<BlockId>,
     limit: f32,
     left: u32,
+    /// When it was drawn: later, others may be worth less.
+    now: f64,
 }
 
 impl Predictor {
@@ -55,13 +57,14 @@ impl Predictor {
         shape: u32,
         skip: &mut dyn FnMut(BlockId) -> bool,
     ) -> Option<BlockId> {
-        let list = self.lists(tier).number(shape)?;
+        let (now, list) = (self.now, self.lists(tier).number(shape)?);
         if let Some(next) = self.go_on(tier, list, skip) {
             return Some(next);
         }
         for standing in [Standing::Orphan, Standing::Candidate] {
             if let Some((victim, limit)) = self.draw(tier, list, standing, skip) {
-                self.run = Some(Run { tier, list, victim, next: None, limit, left: BATCH - 1 });
+                self.run =
+                    Some(Run { tier, list, victim, next: None, limit, left: BATCH - 1, now });
                 return Some(victim);
             }
         }
@@ -75,7 +78,8 @@ impl Predictor {
         list: usize,
         skip: &mut dyn FnMut(BlockId) -> bool,
     ) -> Option<BlockId> {
-        let run = self.run.filter(|run| run.tier == tier && run.list == list && run.left > 0)?;
+        let same = |run: &Run| run.tier == tier && run.list == list && run.now == self.now;
+        let run = self.run.filter(|run| same(run) && run.left > 0)?;
         let next = run.next?;
         let lists = &self.tiers[tier as usize];
         let entry = lists.entry(next).filter(|entry| entry.is_listed(list))?;

@@ -1,4 +1,4 @@
-//! The predictor as the policy of a store, which decides itself what is resident and what may leave.
+//! The predictor as the policy of a store, which decides itself what is resident and may leave.
 //!
 //! Of every block that the store has there is a node, as in a replay, but in no chain before a
 //! request names it: what is put before its request has ended would else count as reused by it. A
@@ -23,8 +23,8 @@ use lists::Lists;
 use tiered_kv_types::config::MIN_METADATA_BYTES;
 use tiered_kv_types::{BlockType, Tier};
 
-/// Most bytes that a block's node, its place in the maps and, if it is resident, in the lists of two
-/// tiers take up, where all of these have just grown.
+/// Most bytes that a block's node, its place in the maps and, if it is resident, in the lists of
+/// two tiers take up, where all of these have just grown.
 const NODE_BYTES: usize = 200;
 /// Bytes of a session and of a sentinel where their tables have just grown.
 const SESSION_BYTES: usize = 192;

@@ -22,7 +22,8 @@ impl Predictor {
     fn stored_unclaimed(&self, accesses: &Accesses<'_>) -> Option<Nanos> {
         let nodes = &self.beta.chain.nodes;
         let slots = accesses.ids.iter().flatten().filter_map(|block| self.slot(*block));
-        let last = slots.filter(|slot| self.is_unclaimed(*slot)).map(|slot| nodes[slot as usize].last);
+        let last =
+            slots.filter(|slot| self.is_unclaimed(*slot)).map(|slot| nodes[slot as usize].last);
         last.reduce(f64::max).map(|last| (last.max(0.0) * 1e9) as Nanos)
     }
 
@@ -95,7 +96,9 @@ impl Predictor {
             let node = &self.beta.chain.nodes[slot as usize];
             let old = self.slots.get(block as usize).copied();
             // A block without an entry left between the request and now.
-            let Some(old) = old.filter(|old| *old != slot && node.request == stamp) else { continue };
+            let Some(old) = old.filter(|old| *old != slot && node.request == stamp) else {
+                continue;
+            };
             if node.block != NONE || self.tiers.iter().all(|lists| lists.entry(block).is_none()) {
                 continue;
             }
