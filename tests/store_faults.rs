@@ -151,6 +151,8 @@ fn case_14_files_deleted_under_load_are_no_crash() {
         put(&store, &chain(&ns, path, 8));
         fetch(&store, &chain(&ns, 1, 8), LONG);
     }
+    let report = store.flush(Some(LONG)).expect("open").wait();
+    assert_eq!(report.pending, 0, "what cannot be written is said to have failed: {report:?}");
     assert_eq!(store.audit().faults, Vec::<String>::new());
 }
 

@@ -244,6 +244,8 @@ def run_rounds(rounds: int, seed: int, sent: str, where: Path) -> Totals:
 
 def main() -> int:
     """Runs the harness."""
+    # What a shell starts in the background ignores interrupts, and so would the load.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -175,8 +174,6 @@ class Load:
 
 def main() -> None:
     """Runs the load: HOME BACKEND DRIVES SEED."""
-    # What a shell starts in the background ignores interrupts, and so do its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     home, backend, drives, seed = sys.argv[1:]
     Load(Path(home), backend, int(drives), int(seed)).run()
 
