@@ -25,7 +25,8 @@ GROUP_BYTES = 64 << 20
 """What the store commits together: fio syncs as often."""
 CALL_BYTES = 16 << 20
 """Bytes of one put."""
-DEPTHS = {"read": 64, "write": 16}
+READ_DEPTH, WRITE_DEPTH, WRITE_BYTES = 128, 64, 32 << 20
+"""Operations, and bytes of writes, that the store's ring hands to the kernel at once."""
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 
 
@@ -65,7 +66,9 @@ class Fio:
             command += [f"--ioengine={engine}", f"--iomem={'mmaphuge' if huge else 'mmap'}"]
             command += [f"--numjobs={threads}", f"--offset_increment={VOLUME // threads}"]
             if engine == "io_uring":
-                command += [f"--iodepth={DEPTHS[do]}", "--fixedbufs=1", "--registerfiles=1"]
+                writes = min(WRITE_DEPTH, WRITE_BYTES // block_bytes)
+                depth = writes if do == "write" else READ_DEPTH
+                command += [f"--iodepth={depth}", "--fixedbufs=1", "--registerfiles=1"]
             if do == "write":
                 command += [f"--fdatasync={GROUP_BYTES // block_bytes}", "--end_fsync=1"]
             done = subprocess.run(command, check=True, capture_output=True, text=True)

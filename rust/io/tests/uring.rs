@@ -173,6 +173,25 @@ fn a_commit_passes_stores_that_stall_and_those_that_wait() {
 }
 
 #[test]
+fn the_kernel_has_no_more_stores_than_their_bytes_allow() {
+    if !has_uring() {
+        return;
+    }
+    let (disk, _incoming, mut outgoing) = PipeDisk::new();
+    let config = UringConfig { store_depth: 4, store_bytes: 1, ..small_ring() };
+    let (engine, done) = start(disk, &arena(1), config);
+    let mut long = vec![1; 1 << 20];
+    let op = IoOp::Write { file: OUTGOING, offset: 0, buf: Arc::new(long.clone()) };
+    // The second one ends as soon as it begins: nothing can be written there.
+    engine.submit(vec![store(10, op), write(11, INCOMING, 0, 2)]);
+    outgoing.read_exact(&mut long).expect("the engine writes");
+    let first = done.recv().expect("answered");
+    assert_eq!((first.token, first.result.is_ok()), (10, true));
+    let second = done.recv().expect("answered");
+    assert_eq!((second.token, second.result.is_err()), (11, true));
+}
+
+#[test]
 fn the_ring_goes_on_while_what_it_has_read_is_handled() {
     if !has_uring() {
         return;
@@ -377,8 +396,10 @@ fn the_choice_has_a_reason_and_a_demand_that_cannot_be_met_is_refused() {
         assert_eq!((engine.name(), reason.as_str()), ("io_uring", &*engine.describe()));
         assert!(reason.starts_with(&format!("io_uring: {}", features.kernel)), "{reason}");
     }
-    for (depth, store_depth) in [(1, 1), (5_000, 1), (4, 4), (4, 0)] {
-        let config = UringConfig { depth, store_depth, ..small_ring() };
+    for (depth, store_depth, store_bytes) in
+        [(1, 1, 1), (5_000, 1, 1), (4, 4, 1), (4, 0, 1), (4, 1, 0)]
+    {
+        let config = UringConfig { depth, store_depth, store_bytes, ..small_ring() };
         let engine = UringEngine::new(posix.clone(), &arena, &OsThreads, config, Arc::new(|_| {}));
         assert_eq!(engine.err().expect("out of bounds").kind(), ErrorKind::InvalidArgument);
     }

@@ -41,6 +41,9 @@ pub struct UringConfig {
     /// How many of these may be stores; at least 1, less than `depth`, so that no number of
     /// stores keeps a load waiting.
     pub store_depth: usize,
+    /// Stores are handed to the kernel while it has fewer bytes of them than this; at least 1. So
+    /// many small ones keep a drive busy, and a load does not come behind many large ones.
+    pub store_bytes: usize,
     /// Threads on which completions are handled.
     pub completion_threads: usize,
     /// How long the end waits without any completion before it gives up on what the kernel still
@@ -51,8 +54,9 @@ pub struct UringConfig {
 impl Default for UringConfig {
     fn default() -> Self {
         Self {
-            depth: 64,
-            store_depth: 16,
+            depth: 128,
+            store_depth: 64,
+            store_bytes: 32 << 20,
             completion_threads: 2,
             drain_timeout: Duration::from_secs(30),
         }
@@ -65,6 +69,8 @@ impl UringConfig {
             format!("depth = {}: give 2 to 4096", self.depth)
         } else if !(1..self.depth).contains(&self.store_depth) {
             format!("store_depth = {}: give 1 to less than depth", self.store_depth)
+        } else if self.store_bytes == 0 {
+            "store_bytes = 0: give 1 or more".to_owned()
         } else {
             return Ok(());
         };

@@ -171,6 +171,11 @@ impl RingOp {
         entry.flags(flags).user_data(user_data)
     }
 
+    /// Its bytes, those done included.
+    pub(super) fn bytes(&self) -> usize {
+        self.len
+    }
+
     /// Takes a completion's result.
     pub(super) fn advance(&mut self, result: i32, unit: Alignment) -> Next {
         match result {

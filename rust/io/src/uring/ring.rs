@@ -49,6 +49,7 @@ pub(super) struct Ring {
     ops: ManuallyDrop<Vec<Option<RingOp>>>,
     free: Vec<usize>,
     live_stores: usize,
+    live_store_bytes: usize,
     live_commits: usize,
     /// Operations to be submitted once more.
     again: VecDeque<usize>,
@@ -84,6 +85,7 @@ impl Ring {
             ops: ManuallyDrop::new(std::iter::repeat_with(|| None).take(depth).collect()),
             free: (0..depth).rev().collect(),
             live_stores: 0,
+            live_store_bytes: 0,
             live_commits: 0,
             again: VecDeque::new(),
             loads: VecDeque::new(),
@@ -181,11 +183,12 @@ impl Ring {
             self.enter(place);
         }
         while !self.free.is_empty() {
-            let store_depth = self.parts.config.store_depth;
+            let UringConfig { store_depth, store_bytes, .. } = self.parts.config;
             let live = self.live_stores + self.live_commits;
             // One place is never theirs, so that a load finds it.
             let room = live + 1 < self.ops.len();
-            let may_store = room && self.live_stores < store_depth;
+            let below = self.live_stores < store_depth && self.live_store_bytes < store_bytes;
+            let may_store = room && below;
             let may_commit = room && live < store_depth + COMMIT_DEPTH;
             let mut next = self.loads.pop_front();
             if may_commit {
@@ -220,6 +223,9 @@ impl Ring {
                 op.file_index = id.and_then(|id| self.files.index(&self.ring, id, &op.file));
                 if let Some(live) = self.live_of(op.priority) {
                     *live += 1;
+                }
+                if op.priority == Priority::Store {
+                    self.live_store_bytes += op.bytes();
                 }
                 let place = self.free.pop().expect("checked by the caller");
                 self.ops[place] = Some(op);
@@ -311,6 +317,9 @@ impl Ring {
                     self.free.push(place);
                     if let Some(live) = self.live_of(op.priority) {
                         *live -= 1;
+                    }
+                    if op.priority == Priority::Store {
+                        self.live_store_bytes -= op.bytes();
                     }
                     self.done.push(op.end(result));
                     self.progress = None;
