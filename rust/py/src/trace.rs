@@ -16,8 +16,8 @@ use std::time::Duration;
 use tiered_kv::{Error, ErrorKind};
 use tiered_kv_policy::beta::{PairPosterior, ages};
 use tiered_kv_replay::{
-    ABLATION, ALL, KINDS, Options, Outcome, Progress, ReadError, TRIED, Unknown, capacity_blocks,
-    generate, jobs, known, learned, predictor, read, read_path, run, write,
+    ABLATION, ALL, KINDS, Options, Outcome, Progress, ReadError, STEPS, TRIED, Unknown,
+    capacity_blocks, generate, jobs, known, learned, predictor, read, read_path, run, write,
 };
 
 const OP: &str = "replay";
@@ -121,6 +121,7 @@ fn policies(py: Python<'_>, names: &[String]) -> PyResult<Vec<&'static str>> {
         let more: Vec<&'static str> = match name.as_str() {
             "all" => ALL.to_vec(),
             "ablation" => ABLATION.to_vec(),
+            "steps" => STEPS.to_vec(),
             "tried" => TRIED.to_vec(),
             other => vec![known(other).ok_or_else(|| {
                 let shown: String = other.chars().take(60).collect();
@@ -348,6 +349,7 @@ pub(crate) fn replay_policies(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let groups = PyDict::new(py);
     groups.set_item("all", ALL)?;
     groups.set_item("ablation", ABLATION)?;
+    groups.set_item("steps", STEPS)?;
     groups.set_item("tried", TRIED)?;
     Ok(groups)
 }

@@ -15,7 +15,7 @@ mod write;
 
 pub use bench::{Job, Options, Outcome, Progress, capacity_blocks, jobs, learned, replay, run};
 pub use generate::{KINDS, generate};
-pub use policies::{ABLATION, ALL, TRIED, Unknown, known, predictor};
+pub use policies::{ABLATION, ALL, STEPS, TRIED, Unknown, known, predictor};
 pub use read::{ReadError, read, read_path};
 pub use report::{Report, table};
 pub use trace::{Builder, Entry, Format, Trace};

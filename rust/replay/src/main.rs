@@ -4,11 +4,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Progress, Report, TRIED, Trace};
+use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Progress, Report, STEPS, TRIED, Trace};
 use tiered_kv_replay::{generate, jobs, known, read_path, run, table};
 
 const USAGE: &str = "usage: tiered-kv-replay TRACE | generate:KIND[:REQUESTS[:SEED]]
-    [--capacity 0.5,1,2,3,5,10,20] [--policies all|ablation|tried|NAME,...]
+    [--capacity 0.5,1,2,3,5,10,20] [--policies all|ablation|steps|tried|NAME,...]
     [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE] [--quiet]";
 
 struct Arguments {
@@ -28,6 +28,7 @@ fn policies(text: &str) -> Result<Vec<&'static str>, String> {
         match name {
             "all" => found.extend(ALL),
             "ablation" => found.extend(ABLATION),
+            "steps" => found.extend(STEPS),
             "tried" => found.extend(TRIED),
             name => {
                 let unknown = || tiered_kv_replay::Unknown(name.to_owned()).to_string();

@@ -34,7 +34,11 @@ pub const ABLATION: &[&str] = &[
     "beta-spec",
 ];
 
-/// What was tried to do better than the policy as specified, one change each.
+/// From the policy as specified to the default, one change more in each.
+pub const STEPS: &[&str] =
+    &["beta-spec", "beta-draw-256", "beta-growth", "beta-fit", "beta-pace", "beta"];
+
+/// What was tried besides to do better than the policy as specified, one change each.
 pub const TRIED: &[&str] = &[
     "beta-draw-1024",
     "beta-slack-0",
@@ -53,7 +57,7 @@ impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "policies: `{}` is none; there are all, ablation, tried, {}",
+            "policies: `{}` is none; there are all, ablation, steps, tried, {}",
             self.0,
             ALL.join(", ")
         )
@@ -64,7 +68,7 @@ impl std::error::Error for Unknown {}
 
 /// The name as the program keeps it, if a policy has it.
 pub fn known(name: &str) -> Option<&'static str> {
-    ALL.iter().chain(ABLATION).chain(TRIED).find(|known| **known == name).copied()
+    ALL.iter().chain(ABLATION).chain(STEPS).chain(TRIED).find(|known| **known == name).copied()
 }
 
 /// The options of the predictor of this name, if it is one.
@@ -111,7 +115,7 @@ mod tests {
     #[test]
     fn a_cache_has_the_name_that_it_was_asked_for_by() {
         let future = NextUses::default();
-        for name in ALL.iter().chain(ABLATION).chain(TRIED) {
+        for name in ALL.iter().chain(ABLATION).chain(STEPS).chain(TRIED) {
             assert_eq!(make(name, 10, 1, &future).name(), *name);
             assert_eq!(known(name), Some(*name));
         }

@@ -1,7 +1,6 @@
 //! Which leaves go: the least of a draw, and its ancestors while they are worth no more.
 
 use super::Beta;
-use super::age::bucket;
 use super::chain::{Candidate, NONE};
 use super::hazard::Cell;
 use super::sentinel::{Books, Sentinels};
@@ -39,7 +38,7 @@ impl Beta {
             if slot == best.slot {
                 continue;
             }
-            let key = self.table.value(cell, bucket(now - last));
+            let key = self.table.value(cell, now - last);
             let valued = Valued { key, last, slot };
             if best.slot == NONE || self.goes_before(valued, best) {
                 second = best.key;
@@ -76,7 +75,7 @@ impl Beta {
             let node = &self.chain.nodes[parent as usize];
             // Blocks of a chain mostly share cell and age, and so the value that was low enough.
             let worth_more = valued != (node.last, node.cell)
-                && self.table.value(node.cell, bucket(now - node.last)) > limit;
+                && self.table.value(node.cell, now - node.last) > limit;
             valued = (node.last, node.cell);
             if left == 0 || self.chain.residents() <= self.capacity || worth_more {
                 self.chain.list(parent);

@@ -1,6 +1,6 @@
 //! Hazards of reuse by cell and age, with Beta posteriors, and the index made of them.
 
-use super::age::{Ages, BUCKETS};
+use super::age::{Ages, BUCKETS, bucket};
 use super::index::gittins;
 
 /// Pairs of a block type and a transition type.
@@ -20,18 +20,34 @@ const START: f64 = 0.1;
 /// How much of the evidence of one bucket counts for the ratio to the parent in the next.
 const FADE: f64 = 0.8;
 
-/// Number of a cell.
+/// How fast a block ages, in half doublings: from 2^-8 times as slow as the clock up.
+pub(crate) type Scale = u16;
+const SCALES: usize = 32;
+/// The scale on which a second is a second.
+pub(crate) const UNSCALED: Scale = 16;
+
+/// Number of a cell, and the scale of ages in it, which has the upper bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Cell(u16);
 
 impl Cell {
     pub(crate) fn new(pair: usize, score: usize, gap: usize) -> Self {
         debug_assert!(pair < PAIRS && score < SCORES && gap < GAPS, "a cell that exists");
-        Self((pair * LEVELS + score * GAPS + gap) as u16)
+        Self((pair * LEVELS + score * GAPS + gap) as u16).scaled(UNSCALED)
     }
 
     pub(crate) fn index(self) -> usize {
-        usize::from(self.0)
+        usize::from(self.0) % CELLS
+    }
+
+    /// The same cell on another scale of ages.
+    pub(crate) fn scaled(self, scale: Scale) -> Self {
+        debug_assert!(usize::from(scale) < SCALES, "a scale that exists");
+        Self(self.index() as u16 + scale * CELLS as u16)
+    }
+
+    fn scale(self) -> usize {
+        usize::from(self.0) / CELLS
     }
 
     pub(crate) fn pair(self) -> usize {
@@ -40,7 +56,8 @@ impl Cell {
 
     /// The same level under another pair.
     pub(crate) fn with_pair(self, pair: usize) -> Self {
-        Self((pair * LEVELS + self.index() % LEVELS) as u16)
+        let moved = Self((pair * LEVELS + self.index() % LEVELS) as u16);
+        moved.scaled(self.scale() as Scale)
     }
 }
 
@@ -76,6 +93,8 @@ pub(crate) struct Table {
     by_age: bool,
     /// Strength of the prior that a node takes from its parent, in observations.
     strength: f64,
+    /// Units of age a second, by scale.
+    rates: [f32; SCALES],
 }
 
 impl Table {
@@ -88,15 +107,22 @@ impl Table {
             global: [0.0; BUCKETS],
             by_age,
             strength,
+            rates: std::array::from_fn(|s| 2f32.powf((f32::from(UNSCALED) - s as f32) / 2.0)),
         };
         table.rebuild(1.0);
         table
     }
 
-    /// The index of a block of `cell` at an age bucket.
+    /// The index of a block of `cell` at an age in seconds.
     #[inline]
-    pub(crate) fn value(&self, cell: Cell, bucket: usize) -> f32 {
-        self.index[cell.index()][bucket]
+    pub(crate) fn value(&self, cell: Cell, age: f64) -> f32 {
+        let rate = self.rates[cell.scale()];
+        self.index[cell.index()][bucket(age * f64::from(rate))] * rate
+    }
+
+    /// The bucket of an age, and which part of it has passed, in the units of the cell.
+    pub(crate) fn place(&self, cell: Cell, age: f64) -> (usize, f32) {
+        self.ages.place(age * f64::from(self.rates[cell.scale()]))
     }
 
     #[cfg(test)]
@@ -262,7 +288,9 @@ mod tests {
             table.add(Cell::new(9, 0, 0), 10, 1.0, false);
         }
         table.rebuild(1.0);
-        let value = |pair, score, gap| table.value(Cell::new(pair, score, gap), 10);
+        let value = |pair, score, gap| {
+            table.value(Cell::new(pair, score, gap), crate::beta::age::start(10))
+        };
         assert_eq!(value(5, 2, 0), value(5, 2, 7), "both of the score's curve");
         assert_eq!(value(5, 0, 0), value(5, 7, 7), "both of the pair's curve");
         assert!(value(5, 2, 3) > value(5, 2, 0), "between the cells that were seen");

@@ -1,12 +1,16 @@
 //! What was learned as bytes, so that it outlives a process.
 //!
-//! Requests u64, then reuses and expected reuses f32 of every value of every feature, then cells in
-//! ascending order: cell u16, its first bucket u8, how many u8, and reuses and trials f32 of each.
-//! All numbers are little-endian.
+//! A number for the policy's name u64, requests u64; reuses and expected reuses f32 of every value
+//! of every feature, or, where the score is fitted, how many weights u16, and of each its number
+//! u16, mean and variance f32; where gaps are expected, the sums of that regression f64; then cells
+//! in ascending order: cell u16, its first bucket u8, how many u8, and reuses and trials f32 of
+//! each. All numbers are little-endian.
 
 use super::Beta;
 use super::age::BUCKETS;
 use super::hazard::{CELLS, Count};
+use super::pace::Pace;
+use super::score::Scores;
 
 /// Cells of a score, and of a pair: what does not fit is added up over these.
 const COARSER: [usize; 3] = [1, 8, 64];
@@ -32,17 +36,39 @@ impl Source<'_> {
     }
 }
 
+/// A policy's name as a number (FNV-1a): what one has learned is of no use to another.
+fn number_of(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 type Cells = Vec<(usize, [Count; BUCKETS])>;
 
 impl Beta {
     /// What was learned, in at most `most` bytes: as finely as these hold it. Empty where they hold
     /// nothing of it.
     pub(crate) fn save(&self, most: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let mut bytes = number_of(self.options.name).to_le_bytes().to_vec();
         bytes.extend(self.requests.min(MOST_REQUESTS).to_le_bytes());
-        for (reuses, expected) in self.scores.counts() {
-            bytes.extend(reuses.to_le_bytes());
-            bytes.extend(expected.to_le_bytes());
+        match self.scores.fit() {
+            None => {
+                for (reuses, expected) in self.scores.counts() {
+                    bytes.extend(reuses.to_le_bytes());
+                    bytes.extend(expected.to_le_bytes());
+                }
+            }
+            Some(fit) => {
+                bytes.extend((fit.told().count() as u16).to_le_bytes());
+                for (number, mean, variance) in fit.told() {
+                    bytes.extend(number.to_le_bytes());
+                    bytes.extend(mean.to_le_bytes());
+                    bytes.extend(variance.to_le_bytes());
+                }
+            }
+        }
+        if self.options.paces() {
+            self.pace.sums().for_each(|sum| bytes.extend(sum.to_le_bytes()));
         }
         for group in COARSER {
             let before = bytes.len();
@@ -82,21 +108,57 @@ impl Beta {
 
     /// Takes in what [`Beta::save`] gave; false, and nothing is changed, where it is anything else.
     pub(crate) fn load(&mut self, bytes: &[u8]) -> bool {
-        let Some((requests, scores, cells)) = decode(bytes, self.scores.counts().count()) else {
+        let (mut scores, mut pace) = (self.scores.clone(), self.pace.clone());
+        let mut source = Source(bytes);
+        let Some(requests) = self.load_scores(&mut source, &mut scores, &mut pace) else {
             return false;
         };
+        let Some(cells) = decode(source) else { return false };
         self.requests = self.requests.max(requests);
-        for ((reuses, expected), saved) in self.scores.counts_mut().zip(scores) {
-            (*reuses, *expected) = saved;
-        }
+        (self.scores, self.pace) = (scores, pace);
         for (cell, counts) in &cells {
             self.table.add_counts(*cell, counts);
         }
-        self.scores.rebuild(1.0);
+        if self.scores.fit().is_none() {
+            self.scores.rebuild(1.0);
+        }
+        self.pace.rebuild(1.0);
         self.table.rebuild(1.0);
         self.last_rebuild = self.requests;
         self.next_rebuild = self.requests + (self.requests / 4).clamp(16, 256);
         true
+    }
+
+    /// Reads all but the cells: how many requests that is of.
+    fn load_scores(
+        &self,
+        source: &mut Source<'_>,
+        scores: &mut Scores,
+        pace: &mut Pace,
+    ) -> Option<u64> {
+        if u64::from_le_bytes(source.take()?) != number_of(self.options.name) {
+            return None;
+        }
+        let requests = u64::from_le_bytes(source.take()?);
+        if let Some(fit) = scores.fit_mut() {
+            for _ in 0..u16::from_le_bytes(source.take()?) {
+                let number = u16::from_le_bytes(source.take()?);
+                let mean = f32::from_le_bytes(source.take()?);
+                let variance = f32::from_le_bytes(source.take()?);
+                fit.set((number, mean, variance)).then_some(())?;
+            }
+        } else {
+            for (reuses, expected) in scores.counts_mut() {
+                (*reuses, *expected) = (source.count()?, source.count()?);
+            }
+        }
+        if self.options.paces() {
+            for sum in pace.sums_mut() {
+                *sum = f64::from_le_bytes(source.take()?);
+                (sum.abs() < f64::from(MOST)).then_some(())?;
+            }
+        }
+        (requests <= MOST_REQUESTS).then_some(requests)
     }
 }
 
@@ -112,16 +174,7 @@ fn encode(bytes: &mut Vec<u8>, cell: usize, counts: &[Count; BUCKETS]) {
     }
 }
 
-fn decode(bytes: &[u8], values: usize) -> Option<(u64, Vec<(f32, f32)>, Cells)> {
-    let mut source = Source(bytes);
-    let requests = u64::from_le_bytes(source.take()?);
-    if requests > MOST_REQUESTS {
-        return None;
-    }
-    let mut scores = Vec::with_capacity(values);
-    for _ in 0..values {
-        scores.push((source.count()?, source.count()?));
-    }
+fn decode(mut source: Source<'_>) -> Option<Cells> {
     let mut cells = Cells::new();
     while !source.0.is_empty() {
         let cell = usize::from(u16::from_le_bytes(source.take()?));
@@ -140,7 +193,7 @@ fn decode(bytes: &[u8], values: usize) -> Option<(u64, Vec<(f32, f32)>, Cells)> 
         }
         cells.push((cell, counts));
     }
-    Some((requests, scores, cells))
+    Some(cells)
 }
 
 #[cfg(test)]
@@ -150,7 +203,11 @@ mod tests {
     use crate::{BetaOptions, Cache};
 
     fn taught() -> Beta {
-        let mut beta = Beta::new(40, BetaOptions::DEFAULT, 1);
+        taught_of(BetaOptions::DEFAULT)
+    }
+
+    fn taught_of(options: BetaOptions) -> Beta {
+        let mut beta = Beta::new(40, options, 1);
         for owned in trace(5, 4000) {
             beta.request(&owned.request());
         }
@@ -159,13 +216,17 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_learned_again() {
-        let beta = taught();
-        let bytes = beta.save(1 << 20);
-        let mut again = Beta::new(40, BetaOptions::DEFAULT, 9);
-        assert!(again.load(&bytes));
-        assert_eq!(again.save(1 << 20), bytes);
-        for (old, new) in beta.posterior().iter().zip(again.posterior()) {
-            assert_eq!((old.mean, old.interval), (new.mean, new.interval));
+        for options in [BetaOptions::DEFAULT, BetaOptions::SPEC] {
+            let beta = taught_of(options);
+            let bytes = beta.save(1 << 20);
+            let mut again = Beta::new(40, options, 9);
+            assert!(again.load(&bytes));
+            assert_eq!(again.save(1 << 20), bytes);
+            for (old, new) in beta.posterior().iter().zip(again.posterior()) {
+                assert_eq!((old.mean, old.interval), (new.mean, new.interval));
+            }
+            let mut other = Beta::new(40, BetaOptions { name: "other", ..options }, 1);
+            assert!(!other.load(&bytes), "another policy has no use for it");
         }
     }
 

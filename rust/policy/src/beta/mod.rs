@@ -8,11 +8,13 @@
 mod age;
 mod chain;
 mod evict;
+mod fit;
 mod hazard;
 mod index;
 mod learned;
 mod live;
 mod options;
+mod pace;
 mod posterior;
 mod score;
 mod sentinel;
@@ -32,10 +34,11 @@ pub use posterior::{PairPosterior, ages};
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};
 use chain::{Chain, NONE, RESIDENT};
-use hazard::Table;
-use score::{Facts, Features, Scores};
+use hazard::{Scale, Table, UNSCALED};
+use pace::Pace;
+use score::{Features, Scores};
 use sentinel::{Books, Sentinels};
-use session::Sessions;
+use session::{Session, Sessions};
 
 /// Least number of blocks that are remembered after they left.
 const MIN_GHOSTS: usize = 65_536;
@@ -54,6 +57,7 @@ pub struct Beta {
     sentinels: Sentinels,
     table: Table,
     scores: Scores,
+    pace: Pace,
     rng: Rng,
     /// Requests so far.
     requests: u64,
@@ -76,6 +80,8 @@ struct Visit<'a> {
     /// Score and gap levels of private blocks.
     score: usize,
     gap: usize,
+    /// How fast private blocks age.
+    scale: Scale,
     features: Features,
     /// Whether later turns of an agent insert what tools said.
     tools: bool,
@@ -124,7 +130,8 @@ impl Beta {
             sessions: Sessions::new(sessions),
             sentinels: Sentinels::new(usize::MAX),
             table: Table::new(options.by_age, options.strength),
-            scores: Scores::new(),
+            scores: Scores::new(options.fit),
+            pace: Pace::default(),
             rng: Rng::new(seed),
             requests: 0,
             next_rebuild: 16,
@@ -176,48 +183,58 @@ impl Beta {
         if known >= 2 {
             let deepest = self.chain.nodes[self.path[known - 1] as usize];
             let short = u64::from(deepest.rend) <= known as u64 + self.options.infer_slack;
-            if short && self.sessions.get(deepest.session).is_some() {
+            let growth = self.options.infer_growth;
+            let goes_on = |session: &mut Session| !growth || request.input_tokens >= session.tokens;
+            if short && self.sessions.get(deepest.session).is_some_and(goes_on) {
                 return deepest.session;
             }
         }
         self.sessions.start(None)
     }
 
-    /// Takes the request into its session's books; also where the session ended before.
-    fn visit<'a>(&mut self, request: &'a Request<'a>, serial: u32) -> (Visit<'a>, u32) {
+    /// Takes the request, of which so many blocks are known, into its session's books; also where
+    /// the session ended before.
+    fn visit<'a>(
+        &mut self,
+        request: &'a Request<'a>,
+        serial: u32,
+        known: usize,
+    ) -> (Visit<'a>, u32) {
+        let options = self.options;
         let now = seconds(request.now);
         let session = self.sessions.get(serial).expect("a request's session is kept");
-        let since = (now - session.last).max(0.0);
         let first = session.turn == 0;
         if !first {
-            let gap = log_gap(since);
-            let before = if session.turn == 1 { gap } else { session.gap };
-            session.gap = before + self.options.gap_weight * (gap - before);
+            let gap = session.returned(now, options.gap_weight);
+            self.pace.add(gap.0, gap.1);
         }
-        session.turn = (session.turn + 1).max(self.told_turn);
-        let new_tokens = request.input_tokens.saturating_sub(session.tokens).max(1);
-        let facts = Facts {
-            turn: session.turn,
-            new_tokens: if first { request.input_tokens } else { new_tokens },
-            input_tokens: request.input_tokens,
-            output_tokens: request.output_tokens,
-            gap: since,
-            kind: request.kind.index(),
-        };
-        session.tokens = request.input_tokens.saturating_add(request.output_tokens);
-        session.last = now;
-        let gap = if first { NO_GAP } else { gap_level(session.gap) };
-        let full = request.prompt as u64 * u64::from(request.block_tokens);
+        let told = self.told_turn.saturating_sub(1);
+        if first && told > 0 {
+            // It began before it was seen here.
+            (session.turn, session.last) = (told, now);
+        } else {
+            session.turn = session.turn.max(told);
+        }
+        let facts = session.take(request, known as u32, now);
         let features = facts.features();
+        let mut gap = if first { NO_GAP } else { gap_level(session.gap) };
+        let mut scale = UNSCALED;
+        if options.pace || options.scale {
+            let expected = self.pace.expect(session.before());
+            gap = if options.pace { pace::level(expected) } else { gap };
+            scale = if options.scale { pace::scale(expected) } else { scale };
+        }
+        let full = request.prompt as u64 * u64::from(request.block_tokens);
         let visit = Visit {
             request,
             now,
             session: serial,
             transition: if first { FIRST } else { CONTINUED },
-            score: if self.options.score { self.scores.level(features) } else { 0 },
-            gap: if self.options.gap { gap } else { 0 },
+            score: if options.score { self.scores.level(features) } else { 0 },
+            gap: if options.gap { gap } else { 0 },
+            scale,
             features,
-            tools: request.kind.is_agent() && session.turn > 1,
+            tools: request.kind.is_agent() && !first,
             partial: full > u64::from(request.input_tokens),
         };
         (visit, session.end)
@@ -231,6 +248,7 @@ impl Beta {
         let passed = (self.requests - self.last_rebuild) as f32;
         let decay = 0.5f32.powf(passed / self.options.half_life);
         self.scores.rebuild(decay);
+        self.pace.rebuild(decay);
         self.table.rebuild(decay);
         self.last_rebuild = self.requests;
         self.next_rebuild = self.requests + (self.requests / 4).clamp(16, 256);
@@ -251,7 +269,7 @@ impl Cache for Beta {
         self.requests += 1;
         let (hits, known) = self.look_up(request);
         let session = self.session_of(request, known);
-        let (visit, end) = self.visit(request, session);
+        let (visit, end) = self.visit(request, session, known);
         if self.options.left_behind {
             self.leave_behind(&visit, end);
         }

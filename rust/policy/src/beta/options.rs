@@ -22,6 +22,15 @@ pub struct BetaOptions {
     /// How much longer than its known prefix a request's predecessor may have been, in blocks,
     /// where a session is inferred.
     pub infer_slack: u64,
+    /// A request goes on with a session that is inferred only if its prompt has room for the
+    /// session's last prompt and output.
+    pub infer_growth: bool,
+    /// Gaps that are expected split the cells of private blocks, not those that were.
+    pub pace: bool,
+    /// Private blocks age in units of the gap that is expected.
+    pub scale: bool,
+    /// The request score is fitted as one, over more features.
+    pub fit: bool,
     /// Candidates looked at in one draw; where there are no more, all are looked at.
     pub draw: usize,
     /// Weight of a new gap in the moving averages.
@@ -44,17 +53,37 @@ impl BetaOptions {
         score: true,
         left_behind: true,
         infer_slack: 1,
+        infer_growth: false,
+        pace: false,
+        scale: false,
+        fit: false,
         draw: 64,
         gap_weight: 0.3,
         strength: 40.0,
         half_life: 8000.0,
     };
 
-    /// The default: more candidates are looked at, as each costs a few nanoseconds and the least of
-    /// many is nearer to the least of all.
-    pub const DEFAULT: Self = Self { name: "beta", draw: 256, ..Self::SPEC };
+    /// The default: all that was found to be better than [`Self::SPEC`].
+    pub const DEFAULT: Self = Self {
+        name: "beta",
+        infer_growth: true,
+        pace: true,
+        scale: true,
+        fit: true,
+        draw: 256,
+        ..Self::SPEC
+    };
 
-    /// What was tried to do better, one change to [`Self::SPEC`] in each.
+    /// From [`Self::SPEC`] to [`Self::DEFAULT`], one change more in each.
+    pub fn steps() -> [Self; 5] {
+        let draw = Self { name: "beta-draw-256", draw: 256, ..Self::SPEC };
+        let growth = Self { name: "beta-growth", infer_growth: true, ..draw };
+        let fit = Self { name: "beta-fit", fit: true, ..growth };
+        let pace = Self { name: "beta-pace", pace: true, ..fit };
+        [draw, growth, fit, pace, Self::DEFAULT]
+    }
+
+    /// What was tried besides to do better, one change to [`Self::SPEC`] in each.
     pub fn tried() -> [Self; 7] {
         let spec = Self::SPEC;
         [
@@ -68,9 +97,14 @@ impl BetaOptions {
         ]
     }
 
+    /// Whether gaps are expected.
+    pub(crate) fn paces(&self) -> bool {
+        self.pace || self.scale
+    }
+
     /// The options of this name, if there are any.
     pub fn named(name: &str) -> Option<Self> {
-        let all = [Self::DEFAULT].into_iter().chain(Self::ablation()).chain(Self::tried());
+        let all = Self::ablation().into_iter().chain(Self::steps()).chain(Self::tried());
         all.into_iter().find(|options| options.name == name)
     }
 

@@ -56,7 +56,7 @@ pub(crate) struct Books<'a> {
 impl Sentinel {
     /// Credits the buckets that the block has outlived, and the part of the running one.
     fn survive(&mut self, books: &mut Books<'_>, now: f64) {
-        let (bucket, part) = books.table.ages.place((now - self.last).max(0.0));
+        let (bucket, part) = books.table.place(self.cell, (now - self.last).max(0.0));
         let mut exposure = self.pass(books, bucket);
         if part > self.credited && usize::from(self.bucket) == bucket {
             exposure += self.credit(books, part, false);
@@ -125,7 +125,7 @@ impl Sentinels {
     pub(crate) fn reused(&mut self, number: u32, books: &mut Books<'_>, life: Life) {
         let sentinel = &mut self.all[number as usize];
         let age = (life.from - sentinel.last).max(0.0);
-        let (bucket, _) = books.table.ages.place(age);
+        let (bucket, _) = books.table.place(sentinel.cell, age);
         // Clocks that step back leave the bucket ahead of the age: the reuse counts where it is.
         let exposure = sentinel.pass(books, bucket) + sentinel.credit(books, 1.0, true);
         sentinel.score(books, exposure, true);

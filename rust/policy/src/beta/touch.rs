@@ -57,7 +57,7 @@ impl Visit<'_> {
     }
 
     fn private(&self, pair: usize) -> Cell {
-        Cell::new(pair, self.score, self.gap)
+        Cell::new(pair, self.score, self.gap).scaled(self.scale)
     }
 }
 

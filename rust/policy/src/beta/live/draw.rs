@@ -2,7 +2,6 @@
 
 use super::Predictor;
 use super::lists::Candidate;
-use crate::beta::age::bucket;
 use crate::beta::chain::NONE;
 use crate::{BlockId, Standing};
 use tiered_kv_types::Tier;
@@ -30,7 +29,7 @@ pub(super) struct Run {
 
 impl Predictor {
     fn value(&self, (last, cell): (f64, crate::beta::hazard::Cell)) -> f32 {
-        self.beta.table.value(cell, bucket((self.now - last).max(0.0)))
+        self.beta.table.value(cell, (self.now - last).max(0.0))
     }
 
     /// What it is worth to keep a block; of two that are worth the same the older is worth less.

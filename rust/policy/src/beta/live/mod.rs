@@ -14,6 +14,7 @@ mod tests;
 
 use super::chain::{Chain, NONE, Node, RESIDENT, UNCLAIMED};
 use super::hazard::Cell;
+use super::pace;
 use super::sentinel::Sentinels;
 use super::session::Sessions;
 use super::{Beta, BetaOptions, FIRST, MIN_GHOSTS, NO_GAP, PairPosterior, seconds};
@@ -131,7 +132,7 @@ impl Predictor {
     /// What a draw sees of a block; one that memory was short for looks as old as can be.
     fn seen(&self, block: BlockId) -> (f64, Cell) {
         let node = self.slot(block).map(|slot| &self.beta.chain.nodes[slot as usize]);
-        node.map_or((f64::NEG_INFINITY, Cell::default()), |node| (node.last, node.cell))
+        node.map_or((f64::NEG_INFINITY, Cell::new(0, 0, 0)), |node| (node.last, node.cell))
     }
 
     fn depth(&self, block: BlockId) -> u32 {
@@ -179,7 +180,11 @@ impl Predictor {
         node.last = self.now - seconds(facts.age);
         let options = &self.beta.options;
         let score = if options.score { NO_SCORE } else { 0 };
-        let gap = if options.gap { NO_GAP } else { 0 };
+        let gap = match (options.pace, options.gap) {
+            (true, _) => pace::level(0.0),
+            (false, true) => NO_GAP,
+            (false, false) => 0,
+        };
         node.cell = Cell::new(type_of(facts.block_type) * 4 + FIRST, score, gap);
         let slot = self.beta.chain.hold(node);
         self.link(block, slot);

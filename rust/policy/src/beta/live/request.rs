@@ -45,7 +45,7 @@ impl Predictor {
         self.beta.told_turn = accesses.turn;
         self.beta.requests += 1;
         let session = self.beta.session_of(&request, known);
-        let (visit, end) = self.beta.visit(&request, session);
+        let (visit, end) = self.beta.visit(&request, session, known);
         if self.beta.options.left_behind {
             self.beta.leave_behind(&visit, end);
         }
