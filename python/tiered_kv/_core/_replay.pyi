@@ -81,6 +81,16 @@ class Trace:
         progress: Callable[[int], object] | None = None,
     ) -> list[dict[str, Any]]:
         """Runs policies at capacities; see `tiered_kv.replay.replay`."""
+    def prefetch(
+        self,
+        fast: float,
+        slow: float,
+        *,
+        outputs: bool,
+        labels: bool,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Prefetches between two tiers; see `tiered_kv.replay.prefetch`."""
     def posterior(
         self,
         capacity: float,
@@ -93,7 +103,7 @@ class Trace:
         """What the predictor has learned at the end; see `tiered_kv.replay.posterior`."""
 
 def replay_policies() -> dict[str, list[str]]:
-    """Names of policies: those that "all", "ablation" and "tried" stand for."""
+    """Names of policies: those that "all", "ablation", "steps" and "tried" stand for."""
 
 def trace_kinds() -> dict[str, str]:
     """Kinds of traces that are made up, and what each is about."""

@@ -32,8 +32,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--policies",
-        help="Names, or all, ablation or tried; min, the optimum, is always shown. [default: all; "
-        "with --posterior beta]",
+        help="Names, or all, ablation, steps or tried; min, the optimum, is always shown. "
+        "[default: all; with --posterior beta]",
     )
     parser.add_argument("--outputs", action="store_true", help="Insert blocks of outputs, too.")
     parser.add_argument(
@@ -47,6 +47,11 @@ def _parser() -> Parser:
         "--posterior",
         action="store_true",
         help="Show what the predictor has learned of each pair, instead of hits.",
+    )
+    parser.add_argument(
+        "--prefetch",
+        metavar="FAST:SLOW",
+        help="Prefetch between two tiers of these percents, instead of hits of one.",
     )
     add_source_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="Also write JSON; - for stdout.")
@@ -74,6 +79,8 @@ def run(args: Sequence[str]) -> int:
         _check_directory(field, getattr(options, field))
     if options.posterior:
         _posterior(options)
+    elif options.prefetch is not None:
+        _prefetch(options)
     else:
         _replay(options)
     return ExitCode.OK
@@ -164,6 +171,32 @@ def _posterior(options: argparse.Namespace) -> None:
             progress=progress,
         )
     _show(options, found, report.posterior_table(found), plot.draw_posterior)
+
+
+def _prefetch(options: argparse.Namespace) -> None:
+    from tiered_kv import replay
+    from tiered_kv.replay import report
+
+    if options.plot is not None:
+        raise _bad("plot", str(options.plot), "none with --prefetch: it has a table only")
+    tiers = _capacities(options.prefetch.replace(":", ","))
+    if len(tiers) != 2 or tiers[0] > tiers[1]:
+        raise _bad("prefetch", options.prefetch, "FAST:SLOW, the smaller percentage first")
+    trace, _format = open_trace(options)
+    with _progress(report.PREFETCH_ROWS * trace.requests, "prefetching") as progress:
+        found = replay.prefetch(
+            trace,
+            tiers[0],
+            tiers[1],
+            outputs=options.outputs,
+            labels=not options.no_labels,
+            progress=progress,
+        )
+    _show(options, found, report.prefetch_table(found), _no_plot)
+
+
+def _no_plot(_found: Mapping[str, Any], _path: Path) -> None:
+    raise AssertionError("--plot was refused")
 
 
 def _show(

@@ -31,6 +31,7 @@ __all__ = [
     "kinds",
     "policies",
     "posterior",
+    "prefetch",
     "read",
     "replay",
 ]
@@ -43,8 +44,8 @@ def policies() -> dict[str, list[str]]:
     """The names of policies.
 
     Returns:
-        The names that "all", "ablation" and "tried" stand for. `beta` is the predictor, by which
-        the store does not evict yet; `min` is Belady's optimum.
+        The names that "all", "ablation", "steps" and "tried" stand for. `beta` is the predictor, by
+        which the store does not evict yet; `min` is Belady's optimum.
     """
     return _core.replay_policies()
 
@@ -114,7 +115,7 @@ def replay(
     Args:
         trace: The trace.
         capacities: In percent of the trace's unique prompt blocks, above 0 and at most 100.
-        policies: Names out of `policies()`, or "all", "ablation" or "tried".
+        policies: Names out of `policies()`, or "all", "ablation", "steps" or "tried".
         seeds: Runs of each policy in which draws decide, 1 to 1000; others run once.
         outputs: Blocks of outputs are inserted, too.
         labels: Sessions and kinds of requests are told; else the policies infer them.
@@ -142,6 +143,42 @@ def replay(
         progress=progress,
     )
     return {**_head(trace, outputs=outputs), "results": results}
+
+
+def prefetch(
+    trace: Trace,
+    fast: float,
+    slow: float,
+    *,
+    outputs: bool = False,
+    labels: bool = True,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, Any]:
+    """Prefetches along stored chains between two tiers that the predictor governs.
+
+    Args:
+        trace: The trace.
+        fast: Capacity of the fast tier, in percent of the trace's unique prompt blocks.
+        slow: Of the slow tier, which holds what the fast one does.
+        outputs: As in `replay`.
+        labels: As in `replay`.
+        progress: As in `replay`.
+
+    Returns:
+        The fields of `replay` up to `ceiling_pct`, and `prefetch`: for windows of 0, 4, 16 and 64
+        blocks, and for one that adapts to a budget, `fast_pct`, `slow_pct`, `window` (blocks; in
+        the end, where it adapts), `budget_pct` (percent of the moved blocks that may be wasted, or
+        None), `fast_hit_pct` and `slow_hit_pct` (hits in the fast tier, and in the slow one only,
+        in percent of the accesses), `covered_pct` (percent of the slow tier's hits that were moved
+        before their own demand), `moved_blocks` (ahead or on demand) and `waste_pct` (percent of
+        these that their request did not read).
+
+    Raises:
+        InvalidArgumentError: A capacity is out of range, or `slow` is less than `fast`.
+        KeyboardInterrupt: It was interrupted.
+    """
+    rows = trace.prefetch(fast, slow, outputs=outputs, labels=labels, progress=progress)
+    return {**_head(trace, outputs=outputs), "prefetch": rows}
 
 
 def posterior(

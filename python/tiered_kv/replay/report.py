@@ -60,6 +60,34 @@ def table(found: Mapping[str, Any]) -> Table:
     return made
 
 
+PREFETCH_ROWS = 5
+"""Windows that `tiered_kv.replay.prefetch` tries."""
+
+
+def prefetch_table(found: Mapping[str, Any]) -> Table:
+    """What each window moved ahead, and what of it for nothing.
+
+    Args:
+        found: What `tiered_kv.replay.prefetch` returned.
+    """
+    head = ["prefetch", "fast", "slow", "fast hits %", "slow hits %", "covered %", "moved"]
+    made = _table([*head, "waste %"])
+    for row in found["prefetch"]:
+        budget = row["budget_pct"]
+        window = f"window {row['window']}"
+        made.add_row(
+            window if budget is None else f"budget {budget:g} %, in the end {window}",
+            f"{row['fast_pct']:g} %",
+            f"{row['slow_pct']:g} %",
+            f"{row['fast_hit_pct']:.1f}",
+            f"{row['slow_hit_pct']:.1f}",
+            f"{row['covered_pct']:.1f}",
+            str(row["moved_blocks"]),
+            f"{row['waste_pct']:.1f}",
+        )
+    return made
+
+
 def posterior_table(found: Mapping[str, Any]) -> Table:
     """The pairs of a posterior: the chance of reuse, its interval, and the evidence.
 

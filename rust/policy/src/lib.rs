@@ -11,12 +11,14 @@ mod lru;
 mod rng;
 #[cfg(test)]
 mod testing;
+mod window;
 
 pub use beta::{Beta, BetaOptions, Predictor};
 pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
 pub use rng::Rng;
 use tiered_kv_types::{BlockType, Tier};
+pub use window::Window;
 
 /// Number of a block in the store's table; reused after the block is gone.
 pub type BlockId = u32;

@@ -16,8 +16,9 @@ use std::time::Duration;
 use tiered_kv::{Error, ErrorKind};
 use tiered_kv_policy::beta::{PairPosterior, ages};
 use tiered_kv_replay::{
-    ABLATION, ALL, KINDS, Options, Outcome, Progress, ReadError, STEPS, TRIED, Unknown,
-    capacity_blocks, generate, jobs, known, learned, predictor, read, read_path, run, write,
+    ABLATION, ALL, KINDS, Options, Outcome, Prefetched, Progress, ReadError, STEPS, TRIED, Unknown,
+    capacity_blocks, generate, jobs, known, learned, predictor, prefetch_rows, read, read_path,
+    run, write,
 };
 
 const OP: &str = "replay";
@@ -145,6 +146,20 @@ fn outcome<'py>(py: Python<'py>, found: &Outcome) -> PyResult<Bound<'py, PyDict>
     row.set_item("hit_pct", found.hit_pct)?;
     row.set_item("cost_saved_pct", found.cost_saved_pct)?;
     row.set_item("ns_per_block", found.ns_per_block)?;
+    Ok(row)
+}
+
+fn prefetched<'py>(py: Python<'py>, found: &Prefetched) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("fast_pct", found.fast_pct)?;
+    row.set_item("slow_pct", found.slow_pct)?;
+    row.set_item("window", found.window)?;
+    row.set_item("budget_pct", found.budget_pct)?;
+    row.set_item("fast_hit_pct", found.fast_hit_pct)?;
+    row.set_item("slow_hit_pct", found.slow_hit_pct)?;
+    row.set_item("covered_pct", found.covered_pct)?;
+    row.set_item("moved_blocks", found.moved_blocks)?;
+    row.set_item("waste_pct", found.waste_pct)?;
     Ok(row)
 }
 
@@ -304,6 +319,28 @@ impl Trace {
         found.unwrap_or_default().iter().map(|one| outcome(py, one)).collect()
     }
 
+    #[pyo3(signature = (fast, slow, *, outputs, labels, progress=None))]
+    fn prefetch<'py>(
+        &self,
+        py: Python<'py>,
+        fast: &Bound<'py, PyAny>,
+        slow: &Bound<'py, PyAny>,
+        outputs: bool,
+        labels: bool,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let tiers = (capacity(fast, "fast")?, capacity(slow, "slow")?);
+        if tiers.0 > tiers.1 {
+            let context = "`slow` is less than `fast`: the slow tier holds what the fast one does";
+            return Err(invalid(py, OP, context));
+        }
+        let options = Options { outputs, no_labels: !labels };
+        let trace = Arc::clone(&self.inner);
+        let found =
+            apart(py, progress, move |progress| prefetch_rows(&trace, options, tiers, progress))?;
+        found.unwrap_or_default().iter().map(|one| prefetched(py, one)).collect()
+    }
+
     #[pyo3(signature = (capacity, policy, *, outputs, labels, progress=None))]
     #[allow(clippy::too_many_arguments, reason = "all but two are keywords in Python")]
     fn posterior<'py>(
@@ -343,7 +380,7 @@ impl Trace {
     }
 }
 
-/// Names of policies: those that "all", "ablation" and "tried" stand for.
+/// Names of policies: those that "all", "ablation", "steps" and "tried" stand for.
 #[pyfunction]
 pub(crate) fn replay_policies(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let groups = PyDict::new(py);

@@ -8,6 +8,7 @@
 mod bench;
 mod generate;
 mod policies;
+mod prefetch;
 mod read;
 mod report;
 mod trace;
@@ -16,7 +17,8 @@ mod write;
 pub use bench::{Job, Options, Outcome, Progress, capacity_blocks, jobs, learned, replay, run};
 pub use generate::{KINDS, generate};
 pub use policies::{ABLATION, ALL, STEPS, TRIED, Unknown, known, predictor};
+pub use prefetch::{Prefetched, prefetch, prefetch_rows};
 pub use read::{ReadError, read, read_path};
-pub use report::{Report, table};
+pub use report::{Report, prefetch_table, table};
 pub use trace::{Builder, Entry, Format, Trace};
 pub use write::write;

@@ -5,11 +5,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Progress, Report, STEPS, TRIED, Trace};
-use tiered_kv_replay::{generate, jobs, known, read_path, run, table};
+use tiered_kv_replay::{
+    generate, jobs, known, prefetch_rows, prefetch_table, read_path, run, table,
+};
 
 const USAGE: &str = "usage: tiered-kv-replay TRACE | generate:KIND[:REQUESTS[:SEED]]
     [--capacity 0.5,1,2,3,5,10,20] [--policies all|ablation|steps|tried|NAME,...]
-    [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE] [--quiet]";
+    [--prefetch FAST:SLOW] [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE]
+    [--quiet]";
 
 struct Arguments {
     trace: PathBuf,
@@ -19,6 +22,8 @@ struct Arguments {
     seeds: u64,
     threads: usize,
     json: Option<PathBuf>,
+    /// Capacities of two tiers, in percent.
+    prefetch: Option<(f64, f64)>,
     quiet: bool,
 }
 
@@ -47,6 +52,13 @@ fn capacities(text: &str) -> Result<Vec<f64>, String> {
     text.split(',').map(parse).collect()
 }
 
+fn tiers(text: &str) -> Result<(f64, f64), String> {
+    match capacities(&text.replace(':', ","))?.as_slice() {
+        [fast, slow] if fast <= slow => Ok((*fast, *slow)),
+        _ => Err(format!("--prefetch: `{text}` is no FAST:SLOW, the smaller percentage first")),
+    }
+}
+
 fn arguments() -> Result<Arguments, String> {
     let mut trace = None;
     let mut parsed = Arguments {
@@ -57,6 +69,7 @@ fn arguments() -> Result<Arguments, String> {
         seeds: 1,
         threads: std::thread::available_parallelism().map_or(1, Into::into),
         json: None,
+        prefetch: None,
         quiet: false,
     };
     let mut rest = std::env::args().skip(1);
@@ -71,6 +84,7 @@ fn arguments() -> Result<Arguments, String> {
             "--seeds" => parsed.seeds = number(value()?)?,
             "--threads" => parsed.threads = number(value()?)? as usize,
             "--json" => parsed.json = Some(value()?.into()),
+            "--prefetch" => parsed.prefetch = Some(tiers(&value()?)?),
             "--outputs" => parsed.options.outputs = true,
             "--no-labels" => parsed.options.no_labels = true,
             "--quiet" => parsed.quiet = true,
@@ -97,6 +111,22 @@ fn generated(spec: &str) -> Result<Trace, String> {
     })
 }
 
+/// Replays two tiers instead, with windows of each width and one that adapts.
+fn prefetched(arguments: &Arguments, trace: &Trace, tiers: (f64, f64)) -> Result<(), String> {
+    let rows = prefetch_rows(trace, arguments.options, tiers, &Progress::default());
+    let mut report = Report::new(trace, arguments.options, Vec::new());
+    report.prefetch = rows.expect("nobody told it to stop");
+    write_json(arguments, &report)?;
+    print!("{}: prefetch\n\n{}", trace.name, prefetch_table(&report.prefetch));
+    Ok(())
+}
+
+fn write_json(arguments: &Arguments, report: &Report) -> Result<(), String> {
+    let Some(path) = &arguments.json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(report).map_err(|e| e.to_string())?;
+    std::fs::write(path, text).map_err(|e| format!("--json {}: {e}", path.display()))
+}
+
 fn main_with_errors() -> Result<(), String> {
     let arguments = arguments()?;
     let trace = match arguments.trace.to_str().and_then(|t| t.strip_prefix("generate:")) {
@@ -105,6 +135,9 @@ fn main_with_errors() -> Result<(), String> {
     };
     if trace.unchained > 0 {
         eprintln!("warning: {} blocks came behind another one than before", trace.unchained);
+    }
+    if let Some(tiers) = arguments.prefetch {
+        return prefetched(&arguments, &trace, tiers);
     }
     let jobs = jobs(&arguments.capacities, &arguments.policies, arguments.seeds);
     let progress = Progress::default();
@@ -122,10 +155,7 @@ fn main_with_errors() -> Result<(), String> {
     });
     let results = results.expect("nobody told it to stop");
     let report = Report::new(&trace, arguments.options, results);
-    if let Some(path) = &arguments.json {
-        let text = serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?;
-        std::fs::write(path, text).map_err(|e| format!("--json {}: {e}", path.display()))?;
-    }
+    write_json(&arguments, &report)?;
     print!("{}", table(&report));
     Ok(())
 }

@@ -34,9 +34,9 @@ pub const ABLATION: &[&str] = &[
     "beta-spec",
 ];
 
-/// From the policy as specified to the default, one change more in each.
+/// From the policy as specified to the default, one change more in each, and that with the guard.
 pub const STEPS: &[&str] =
-    &["beta-spec", "beta-draw-256", "beta-growth", "beta-fit", "beta-pace", "beta"];
+    &["beta-spec", "beta-draw-256", "beta-growth", "beta-fit", "beta-pace", "beta", "beta-guard"];
 
 /// What was tried besides to do better than the policy as specified, one change each.
 pub const TRIED: &[&str] = &[

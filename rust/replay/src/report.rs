@@ -1,6 +1,7 @@
 //! Results as JSON and as a table.
 
 use crate::bench::{Options, Outcome};
+use crate::prefetch::Prefetched;
 use crate::trace::Trace;
 use serde::Serialize;
 use std::fmt::Write;
@@ -22,6 +23,9 @@ pub struct Report {
     pub ceiling_pct: f64,
     /// One entry a run.
     pub results: Vec<Outcome>,
+    /// What prefetching between two tiers did, one entry a window.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefetch: Vec<Prefetched>,
 }
 
 impl Report {
@@ -35,6 +39,7 @@ impl Report {
             unique_blocks: trace.unique_blocks,
             ceiling_pct: trace.ceiling_pct(options.outputs),
             results,
+            prefetch: Vec::new(),
         }
     }
 }
@@ -79,6 +84,31 @@ pub fn table(report: &Report) -> String {
             let _ = write!(text, " {:.2} |", of(Some(*capacity), |r| r.hit_pct));
         }
         let _ = writeln!(text, " {:.0} |", of(None, |r| r.ns_per_block));
+    }
+    text
+}
+
+/// What prefetching did, one row a window, as text.
+pub fn prefetch_table(rows: &[Prefetched]) -> String {
+    let mut text = "| prefetch | fast | slow | hits fast % | hits slow % | covered % | moved | \
+                    waste % |\n|---|---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for row in rows {
+        let window = match row.budget_pct {
+            Some(budget) => format!("budget {budget} %, in the end {}", row.window),
+            None => format!("window {}", row.window),
+        };
+        let _ = writeln!(
+            text,
+            "| {window} | {} % | {} % | {:.1} | {:.1} | {:.1} | {} | {:.1} |",
+            row.fast_pct,
+            row.slow_pct,
+            row.fast_hit_pct,
+            row.slow_hit_pct,
+            row.covered_pct,
+            row.moved_blocks,
+            row.waste_pct
+        );
     }
     text
 }

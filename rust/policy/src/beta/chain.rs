@@ -20,6 +20,9 @@ pub(crate) const PACED: u8 = 16;
 /// A store's block that no request has named yet: it is in no chain.
 pub(crate) const UNCLAIMED: u8 = 32;
 
+/// A cache by recency of the same capacity would hold it.
+pub(crate) const RECENT: u8 = 64;
+
 /// What is kept of a block while it is resident, and for a while after.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -38,7 +38,7 @@ impl Beta {
             if slot == best.slot {
                 continue;
             }
-            let key = self.table.value(cell, now - last);
+            let key = self.key(cell, now - last);
             let valued = Valued { key, last, slot };
             if best.slot == NONE || self.goes_before(valued, best) {
                 second = best.key;
@@ -48,6 +48,12 @@ impl Beta {
             }
         }
         (best.slot, second)
+    }
+
+    /// By what blocks of a cell leave at an age in seconds, the least first.
+    #[inline]
+    fn key(&self, cell: Cell, age: f64) -> f32 {
+        if self.guard.follows() { -age as f32 } else { self.table.value(cell, age) }
     }
 
     #[inline]
@@ -74,8 +80,8 @@ impl Beta {
             let Some(parent) = leaf else { return };
             let node = &self.chain.nodes[parent as usize];
             // Blocks of a chain mostly share cell and age, and so the value that was low enough.
-            let worth_more = valued != (node.last, node.cell)
-                && self.table.value(node.cell, now - node.last) > limit;
+            let worth_more =
+                valued != (node.last, node.cell) && self.key(node.cell, now - node.last) > limit;
             valued = (node.last, node.cell);
             if left == 0 || self.chain.residents() <= self.capacity || worth_more {
                 self.chain.list(parent);
@@ -94,6 +100,9 @@ impl Beta {
             if let Some(moved) = moved {
                 self.chain.node(moved).sentinel = node.sentinel;
             }
+        }
+        if self.options.guard {
+            self.guard.forgotten(&mut self.chain, slot);
         }
         self.chain.forget(slot);
     }

@@ -9,6 +9,7 @@ mod age;
 mod chain;
 mod evict;
 mod fit;
+mod guard;
 mod hazard;
 mod index;
 mod learned;
@@ -33,7 +34,8 @@ pub use posterior::{PairPosterior, ages};
 
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};
-use chain::{Chain, NONE, RESIDENT};
+use chain::{Chain, NONE, RECENT, RESIDENT};
+use guard::Guard;
 use hazard::{Scale, Table, UNSCALED};
 use pace::Pace;
 use score::{Features, Scores};
@@ -58,6 +60,9 @@ pub struct Beta {
     table: Table,
     scores: Scores,
     pace: Pace,
+    guard: Guard,
+    /// What a request lets the guard's sums fade by.
+    fade: f64,
     rng: Rng,
     /// Requests so far.
     requests: u64,
@@ -132,6 +137,8 @@ impl Beta {
             table: Table::new(options.by_age, options.strength),
             scores: Scores::new(options.fit),
             pace: Pace::default(),
+            guard: Guard::default(),
+            fade: 0.5f64.powf(1.0 / f64::from(options.half_life)),
             rng: Rng::new(seed),
             requests: 0,
             next_rebuild: 16,
@@ -141,12 +148,23 @@ impl Beta {
         }
     }
 
+    /// How many blocks of a chain are resident, from the first one on.
+    pub fn leading(&self, blocks: &[u64]) -> usize {
+        let mut parent = NONE;
+        let resident = |key: &&u64| {
+            let Some(slot) = self.chain.child(parent, **key) else { return false };
+            parent = slot;
+            self.chain.nodes[slot as usize].has(RESIDENT)
+        };
+        blocks.iter().take_while(resident).count()
+    }
+
     /// Looks the request's blocks up: how many of the prompt's are resident, from the first one on,
-    /// and how many of all are known.
-    fn look_up(&mut self, request: &Request<'_>) -> (usize, usize) {
+    /// how many would be if blocks left by recency, and how many of all are known.
+    fn look_up(&mut self, request: &Request<'_>) -> [usize; 3] {
         self.path.clear();
         let (mut parent, mut guess, mut step) = (NONE, NONE, 1);
-        let (mut resident, mut known) = (None, None);
+        let (mut resident, mut recent, mut known) = (None, None, None);
         for (at, key) in request.blocks.iter().enumerate() {
             let Some(slot) = self.chain.child_near(parent, *key, guess) else {
                 known = known.or(Some(at));
@@ -157,8 +175,12 @@ impl Beta {
                 (parent, guess) = (NONE, NONE);
                 continue;
             };
-            if resident.is_none() && !self.chain.nodes[slot as usize].has(RESIDENT) {
+            let node = &self.chain.nodes[slot as usize];
+            if resident.is_none() && !node.has(RESIDENT) {
                 resident = Some(at);
+            }
+            if recent.is_none() && !node.has(RECENT) {
+                recent = Some(at);
             }
             self.path.push(slot);
             // Slots of a chain mostly follow one another, up or down.
@@ -171,7 +193,8 @@ impl Beta {
         }
         self.path.resize(request.blocks.len(), NONE);
         let known = known.unwrap_or(request.blocks.len());
-        (resident.unwrap_or(known).min(known).min(request.prompt), known)
+        let hits = |found: Option<usize>| found.unwrap_or(known).min(known).min(request.prompt);
+        [hits(resident), hits(recent), known]
     }
 
     /// The session that the request is of, new or known.
@@ -267,7 +290,10 @@ impl Cache for Beta {
 
     fn request(&mut self, request: &Request<'_>) -> usize {
         self.requests += 1;
-        let (hits, known) = self.look_up(request);
+        let [hits, recent, known] = self.look_up(request);
+        if self.options.guard {
+            self.guard.compare(hits, recent, request.prompt, self.fade);
+        }
         let session = self.session_of(request, known);
         let (visit, end) = self.visit(request, session, known);
         if self.options.left_behind {

@@ -31,6 +31,8 @@ pub struct BetaOptions {
     pub scale: bool,
     /// The request score is fitted as one, over more features.
     pub fit: bool,
+    /// Where a cache by recency does better, it does as that one.
+    pub guard: bool,
     /// Candidates looked at in one draw; where there are no more, all are looked at.
     pub draw: usize,
     /// Weight of a new gap in the moving averages.
@@ -57,6 +59,7 @@ impl BetaOptions {
         pace: false,
         scale: false,
         fit: false,
+        guard: false,
         draw: 64,
         gap_weight: 0.3,
         strength: 40.0,
@@ -83,6 +86,9 @@ impl BetaOptions {
         [draw, growth, fit, pace, Self::DEFAULT]
     }
 
+    /// [`Self::DEFAULT`] with the regret guard.
+    pub const GUARDED: Self = Self { name: "beta-guard", guard: true, ..Self::DEFAULT };
+
     /// What was tried besides to do better, one change to [`Self::SPEC`] in each.
     pub fn tried() -> [Self; 7] {
         let spec = Self::SPEC;
@@ -104,7 +110,11 @@ impl BetaOptions {
 
     /// The options of this name, if there are any.
     pub fn named(name: &str) -> Option<Self> {
-        let all = Self::ablation().into_iter().chain(Self::steps()).chain(Self::tried());
+        let all = Self::ablation()
+            .into_iter()
+            .chain([Self::GUARDED])
+            .chain(Self::steps())
+            .chain(Self::tried());
         all.into_iter().find(|options| options.name == name)
     }
 

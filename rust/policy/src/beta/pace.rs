@@ -6,7 +6,7 @@
 
 use super::hazard::{Scale, UNSCALED};
 
-/// What a gap is regressed on: one, whether there was a gap before, and what [`Pace::expect`] takes.
+/// What a gap is regressed on: one, whether there was a gap before, and what [`Before`] tells.
 const TERMS: usize = 7;
 /// Strength of the prior that a slope is zero: as many gaps as would have to speak for it.
 const STRENGTH: f64 = 100.0;

@@ -1,6 +1,8 @@
 //! How a request changes the blocks that it touches, and those that it left behind.
 
-use super::chain::{LABELLED, NONE, Node, PACED, PARTIAL, RESIDENT, SHARED as SHARED_BLOCK};
+use super::chain::{
+    LABELLED, NONE, Node, PACED, PARTIAL, RECENT, RESIDENT, SHARED as SHARED_BLOCK,
+};
 use super::hazard::Cell;
 use super::sentinel::{Books, Life, Sentinels};
 use super::{Beta, CONTINUED, FIRST, LEFT_BEHIND, NO_GAP, SHARED, Visit};
@@ -104,6 +106,9 @@ impl Beta {
         if parent != NONE {
             self.chain.list(parent);
         }
+        if self.options.guard {
+            self.guard.ended(&mut self.chain, parent, stamp, self.capacity);
+        }
         let session = self.sessions.get(visit.session).expect("a request's session is kept");
         session.end = parent;
     }
@@ -129,6 +134,10 @@ impl Beta {
         node.cell = cell;
         node.flags |= flags;
         node.count = 1;
+        if self.options.guard {
+            node.flags |= RECENT;
+            self.guard.admitted();
+        }
         let slot = self.chain.insert(node);
         self.path[at] = slot;
         slot
@@ -176,6 +185,10 @@ impl Beta {
         node.request = stamp;
         node.cell = cell;
         node.count = node.count.saturating_add(1);
+        if options.guard && !node.has(RECENT) {
+            node.flags |= RECENT;
+            self.guard.admitted();
+        }
         let sentinel = node.sentinel;
         self.chain.refresh(slot);
         if sentinel != Sentinels::NONE {

@@ -8,6 +8,7 @@ use super::hazard::Cell;
 use super::sentinel::Sentinels;
 use super::{Beta, BetaOptions};
 use crate::Cache;
+use crate::classic::{Classic, LeastRecent};
 use crate::testing::{Owned, trace};
 use naive::Naive;
 use std::collections::BTreeMap;
@@ -172,4 +173,25 @@ fn a_run_is_a_function_of_trace_and_seed() {
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2), "no draw decided: the trace is too small");
+}
+
+#[test]
+fn the_guard_s_cache_by_recency_is_exact() {
+    let mut followed = 0;
+    for seed in 0..120 {
+        let capacity = 3 + seed as usize % 40;
+        let options = BetaOptions { half_life: 60.0, ..BetaOptions::GUARDED };
+        let mut beta = Beta::new(capacity, options, seed);
+        let mut recency = Classic(LeastRecent::new(capacity));
+        for (number, owned) in distinct(seed, 300).iter().enumerate() {
+            let request = owned.request();
+            let [_, recent, _] = beta.look_up(&request);
+            beta.request(&request);
+            assert_eq!(recent, recency.request(&request), "seed {seed}, request {number}");
+            followed += usize::from(beta.guard.follows());
+            assert!(beta.guard.stretches() <= 2 * capacity + 200, "what is left of none goes");
+        }
+        check_structure(&beta, "guarded");
+    }
+    assert!(followed > 0, "it has to be followed somewhere for the test to say something");
 }
