@@ -34,10 +34,10 @@ impl Predictor {
         let prompt = before + accesses.request.prompt;
         let (blocks, types_of) = (&keys[..], &types[..]);
         let mut request = Request { now, blocks, types: types_of, prompt, ..accesses.request };
-        let (_, mut known) = self.beta.look_up(&request);
+        let [_, _, mut known] = self.beta.look_up(&request);
         if self.make_room(keys.len() - known) {
             // It may have been what was forgotten.
-            known = self.beta.look_up(&request).1;
+            [_, _, known] = self.beta.look_up(&request);
         }
         let fit = known + self.beta.chain.room().min(keys.len() - known);
         request.blocks = &keys[..fit];
