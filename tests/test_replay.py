@@ -84,7 +84,7 @@ def test_a_trace_says_what_it_has(chat: replay.Trace, tmp_path: Path) -> None:
 
 def test_without_labels_sessions_are_inferred(chat: replay.Trace) -> None:
     told, untold = (
-        replay.replay(chat, [3], ["beta", "lru"], labels=labels)["results"]
+        replay.replay(chat, [3], ["beta-draw-256", "lru"], labels=labels)["results"]
         for labels in (True, False)
     )
     assert told[1]["hit_pct"] == untold[1]["hit_pct"]

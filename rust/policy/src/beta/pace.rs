@@ -87,10 +87,10 @@ impl Pace {
         let (mut a, mut x) = (self.squares, self.products);
         let count = self.squares[0][0].max(1.0);
         a[0][0] += LEAST;
-        for at in 1..TERMS {
+        for (at, row) in a.iter_mut().enumerate().skip(1) {
             let mean = self.squares[0][at] / count;
             let variance = self.squares[at][at] / count - mean * mean;
-            a[at][at] += STRENGTH * variance.max(0.0) + LEAST;
+            row[at] += STRENGTH * variance.max(0.0) + LEAST;
         }
         for at in 0..TERMS {
             let (above, below) = a.split_at_mut(at + 1);
