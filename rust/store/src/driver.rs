@@ -88,6 +88,8 @@ pub(crate) struct Core {
     copies: WorkerPool,
     copy_threads: usize,
     accesses: ArrayQueue<Access>,
+    /// Whether the timer's thread has been told that accesses wait.
+    learning_due: AtomicBool,
     /// Guards the order in which accesses are taken in, and where they are recorded.
     learning: Mutex<Option<Recorder>>,
     timer: Timer,
@@ -154,6 +156,7 @@ impl Core {
             copies: parts.copies,
             copy_threads: parts.copy_threads,
             accesses: ArrayQueue::new(ACCESS_QUEUE),
+            learning_due: AtomicBool::new(false),
             learning: Mutex::new(parts.recorder),
             timer: Timer::default(),
             origin: Origin::here(),

@@ -205,6 +205,11 @@ impl Chain {
         slot
     }
 
+    /// Makes room for so many blocks more, as far as there may be.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        self.nodes.reserve_exact(blocks.min(self.room()));
+    }
+
     /// Keeps a node that is in no chain; its slot.
     pub(crate) fn hold(&mut self, node: Node) -> u32 {
         let slots = self.nodes.len();

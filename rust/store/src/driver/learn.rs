@@ -13,6 +13,9 @@ use tiered_kv_types::BlockKey;
 const ACCESSES_DUE: usize = ACCESS_QUEUE / 4;
 /// Fewer are after this time.
 const LEARN_EVERY: Nanos = 10_000_000;
+/// After learning the timer's thread lets this many times as long pass: where callers are faster
+/// than it learns, it takes a quarter of a core, and what does not fit in the queue is dropped.
+const REST: u64 = 3;
 /// Blocks of requests that are taken in with one step, so that no call waits long for the lock.
 const LEARN_BLOCKS: usize = 1024;
 
@@ -28,7 +31,8 @@ impl Core {
             return FastCounters::add(&self.fast.accesses_dropped, n);
         }
         let waiting = self.accesses.len();
-        if waiting == 1 || waiting == ACCESSES_DUE {
+        // Once for each time that they are taken in: a wake-up costs as much as a call.
+        if !self.learning_due.swap(true, Ordering::AcqRel) || waiting == ACCESSES_DUE {
             // Under the lock, so that the timer is either before its check or already waiting.
             let _at = self.timer.at.lock();
             self.timer.changed.notify_one();
@@ -41,6 +45,8 @@ impl Core {
             return;
         }
         let mut recorder = self.learning.lock();
+        // Before they are counted: what comes later calls again.
+        self.learning_due.store(false, Ordering::Release);
         let mut works = Vec::new();
         let mut left = self.accesses.len();
         while left > 0 {
@@ -77,30 +83,35 @@ impl Core {
     /// Body of the timer thread: a step whenever a deadline has passed, and what was accessed is
     /// learned from, until the store is closed.
     pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
-        let mut learn_at: Option<Nanos> = None;
+        // When something was first seen to be waiting, and until when nothing is learned.
+        let (mut since, mut rests_until): (Option<Nanos>, Nanos) = (None, 0);
         while let Some(core) = core.upgrade() {
             let mut at = core.timer.at.lock();
             let now = core.clock.now();
-            let waiting = core.accesses.len();
-            learn_at = (waiting > 0).then(|| learn_at.unwrap_or(now + LEARN_EVERY));
+            since = core.learning_due.load(Ordering::Acquire).then(|| since.unwrap_or(now));
+            let many = core.accesses.len() >= ACCESSES_DUE;
+            let soon = |since| if many { since } else { since + LEARN_EVERY };
+            let learn_at = since.map(|since| soon(since).max(rests_until));
             let passed = |time: Option<Nanos>| time.is_some_and(|time| time <= now);
             let due = passed(*at);
-            let mut learns = passed(learn_at) || waiting >= ACCESSES_DUE;
+            let mut learns = passed(learn_at);
             if !due && !learns {
                 // Bounded, so that a dropped store ends the thread soon.
-                let next = at.iter().chain(&learn_at).min();
+                let next = at.iter().chain(&learn_at).min().copied();
                 let wait = next.map_or(MAX_NAP, |next| Duration::from_nanos(next - now));
                 let waited = core.timer.changed.wait_for(&mut at, wait.min(MAX_NAP));
                 // A clock that stands still makes nothing due.
-                learns = waited.timed_out() && learn_at.is_some();
+                learns = waited.timed_out() && learn_at.is_some() && next == learn_at;
             }
             drop(at);
             if due {
                 core.drive([Event::Tick]);
             }
             if learns {
+                let begin = core.clock.now();
                 core.learn();
-                learn_at = None;
+                let end = core.clock.now();
+                (since, rests_until) = (None, end + REST * (end - begin));
             }
             if core.stopped.load(Ordering::Acquire) {
                 return;

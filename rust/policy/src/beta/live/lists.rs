@@ -80,6 +80,11 @@ impl Lists {
         number
     }
 
+    /// Makes room for so many blocks more.
+    pub(super) fn reserve(&mut self, blocks: usize) {
+        self.entries.reserve(blocks);
+    }
+
     /// The tier has the block from now on; it may not leave yet.
     pub(super) fn enter(&mut self, block: BlockId, shape: u32) {
         self.unlist(block);

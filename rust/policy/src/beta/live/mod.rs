@@ -258,6 +258,23 @@ impl Policy for Predictor {
         }
     }
 
+    fn restored(
+        &mut self,
+        tier: Tier,
+        blocks: &mut dyn Iterator<Item = (BlockId, Facts, Standing)>,
+        now: Nanos,
+    ) {
+        // A million of them, mostly: tables that grow by and by would be copied many times.
+        let (found, _) = blocks.size_hint();
+        self.slots.reserve(found);
+        self.lists(tier).reserve(found);
+        self.beta.chain.reserve(found);
+        for (block, facts, standing) in blocks {
+            self.inserted(tier, block, &facts, now);
+            self.set_standing(tier, block, standing);
+        }
+    }
+
     fn requested(&mut self, accesses: &Accesses<'_>) {
         self.advance(accesses.request.now);
         self.learn(accesses);
