@@ -71,7 +71,9 @@ impl Machine {
     /// One access a block: the policy takes leaves first.
     pub(super) fn accessed(&mut self, access: &Access) {
         let Scratch { mut numbers, mut ids, mut types } = std::mem::take(&mut self.scratch);
-        (numbers.clear(), ids.clear(), types.clear());
+        numbers.clear();
+        ids.clear();
+        types.clear();
         let Sizes { prompt, tokens, block_tokens } = self.sizes(access);
         for key in access.keys.iter() {
             let id = self.table.id(&Self::full(access.ns, *key));
