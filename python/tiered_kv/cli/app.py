@@ -11,6 +11,7 @@ import typer
 from tiered_kv.cli.clear import clear, resize
 from tiered_kv.cli.demo import bare_json, demo
 from tiered_kv.cli.doctor import doctor
+from tiered_kv.cli.engines import engines
 from tiered_kv.cli.exits import ExitCode
 from tiered_kv.cli.explain import explain
 from tiered_kv.cli.info import info
@@ -58,6 +59,7 @@ def _root(
 app.command()(info)
 app.command()(demo)
 app.command()(doctor)
+app.command()(engines)
 app.command()(ls)
 app.command()(inspect)
 app.command()(explain)

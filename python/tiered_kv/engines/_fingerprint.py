@@ -105,6 +105,20 @@ def file_digests(files: list[Path], cache: Path) -> list[str]:
 
 def _source_directory(model: Any) -> Path | None:
     name = getattr(model, "name_or_path", "") or ""
+    return local_directory(name, getattr(model.config, "_commit_hash", None))
+
+
+def local_directory(name: str, revision: str | None, file: str = "config.json") -> Path | None:
+    """Where the files of a model or adapter are on this machine.
+
+    Args:
+        name: A directory, or the hub id of a repository.
+        revision: Revision of the repository; None for its main branch.
+        file: A file that it must have, where it is a repository.
+
+    Returns:
+        The directory, None where there is none.
+    """
     if not name:
         return None
     if Path(name).is_dir():
@@ -113,9 +127,8 @@ def _source_directory(model: Any) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    revision = getattr(model.config, "_commit_hash", None)
     try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
+        found = try_to_load_from_cache(name, file, revision=revision)
     except ValueError:  # a path that is no hub id and no longer a directory
         return None
     return Path(found).parent if isinstance(found, str) else None

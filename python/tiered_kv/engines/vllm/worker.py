@@ -1,0 +1,230 @@
+"""A worker's side: the store of its rank, and the copies between it and the engine's cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+
+from tiered_kv import Namespace, NamespaceSpec, Request, TieredKvError
+from tiered_kv.blocking import BlockingStore
+from tiered_kv.config import StoreConfig
+from tiered_kv.engines._self_test import self_test
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step, Tenancy, part
+from tiered_kv.engines.vllm.paged import PagedCache
+
+_LOG = init_logger("vllm.tiered_kv")
+
+# Of a load, so much is pinned at a time, however long the prompt: at most this, and this part of
+# host memory, of which only so much may be leased.
+_BATCH_BYTES = 32 << 20
+_BATCH_PART = 8
+_NAMESPACES_KEPT = 1024
+
+
+class WorkerSide:
+    """Loads blocks beside the engine's steps, and saves them at the end of each.
+
+    A load runs in a thread of its own: its blocks are the waiting request's alone, so that the
+    engine goes on with others. A save has copied its blocks when the step ends, so that the engine
+    may preempt and overwrite at will.
+
+    Args:
+        config: The configuration of the rank's store, whose directory is there.
+        spec: The namespace of its blocks, without LoRA and salt.
+        paged: The engine's cache.
+        rank: The worker's rank.
+        load_timeout_s: Seconds after which a load is a miss.
+
+    Raises:
+        TieredKvError: The store cannot be opened, or does not give back what is written.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        spec: NamespaceSpec,
+        paged: PagedCache,
+        rank: int,
+        load_timeout_s: float,
+    ) -> None:
+        self._spec = spec
+        self._paged = paged
+        self._rank = rank
+        self._load_timeout_s = load_timeout_s
+        self._store = BlockingStore.open(config)
+        try:
+            self_test(self._store, paged.block_bytes)
+            self._store.namespace(spec)
+        except BaseException:
+            self._store.close()
+            raise
+        self._directory = Path(self._store.health()["drives"][0]["path"])
+        self._namespaces: dict[Tenancy, Namespace] = {}
+        self._requests: dict[str, Request] = {}
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-load")
+        self._loads: dict[str, tuple[Blocks, Future[set[int]]]] = {}
+        self._failed: set[int] = set()
+        self._saved_steps = 0
+        self.faults = 0
+        self.cut_loads = 0
+        have = self._store.stats()
+        batch = min(_BATCH_BYTES, have["dram"]["capacity_bytes"] // _BATCH_PART)
+        self._batch = max(1, batch // paged.block_bytes)
+        _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have["nvme"])
+
+    @property
+    def owner(self) -> Owner:
+        """What the scheduler needs to attach."""
+        return Owner(str(self._directory), self._spec)
+
+    def stats(self) -> dict[str, Any]:
+        """What the store counts, and `adapter`: faults and loads cut short."""
+        ours = {"faults": self.faults, "cut_loads": self.cut_loads}
+        return {**self._store.stats(), "adapter": ours}
+
+    def start(self, step: Step) -> None:
+        """Begins the loads of a step."""
+        for blocks in step.loads:
+            future: Future[set[int]] = Future()
+            try:
+                namespace = self._namespace(blocks.tenancy)
+                request = self._request(blocks, namespace)
+                future = self._loader.submit(self._load, blocks, namespace, request)
+            except TieredKvError as error:
+                future.set_exception(error)
+            self._loads[blocks.request_id] = (blocks, future)
+
+    def save(self, step: Step) -> None:
+        """Copies the blocks that the step has computed into the store.
+
+        What the store has no room for, it does without.
+        """
+        for blocks in step.saves:
+            try:
+                self._save(blocks)
+            except TieredKvError as error:
+                self._fault("save", error)
+        self._saved_steps += bool(step.saves)
+
+    def ended(self) -> set[str]:
+        """Requests whose loads have ended; the engine's blocks are touched no more."""
+        ended = {name for name, (_, future) in self._loads.items() if future.done()}
+        for name in ended:
+            blocks, future = self._loads.pop(name)
+            error = future.exception()
+            if error is None:
+                self._failed |= future.result()
+            else:
+                self._fault("load", error)
+                self._failed.update(blocks.block_ids)
+        return ended
+
+    def take_failed(self) -> set[int]:
+        """The engine's blocks that ended loads did not fill, each told once."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def take_saved(self) -> Saved | None:
+        """Steps with saves since the last call, None for none."""
+        steps, self._saved_steps = self._saved_steps, 0
+        return Saved(steps) if steps else None
+
+    def finished(self, request_ids: Iterable[str]) -> None:
+        """Counts the accesses of requests that have ended."""
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                request.finish()
+
+    def close(self) -> None:
+        """Ends the loads, writes what is not yet durable and closes the store."""
+        self._loader.shutdown(cancel_futures=True)
+        self.finished(list(self._requests))
+        self._store.close()
+
+    def _namespace(self, tenancy: Tenancy) -> Namespace:
+        found = self._namespaces.get(tenancy)
+        if found is None:
+            if len(self._namespaces) >= _NAMESPACES_KEPT:
+                self._namespaces.clear()
+            spec = dataclasses.replace(self._spec, lora=tenancy.lora, salt=tenancy.salt)
+            found = self._namespaces[tenancy] = self._store.namespace(spec)
+        return found
+
+    def _request(self, blocks: Blocks, namespace: Namespace) -> Request:
+        """The request as the store counts it, which has now used these blocks."""
+        request = self._requests.get(blocks.request_id)
+        if request is None:
+            request = self._store.begin_request(blocks.context)
+            self._requests[blocks.request_id] = request
+        request.observe(namespace, blocks.keys_of(self._rank), blocks.first)
+        return request
+
+    def _save(self, blocks: Blocks) -> None:
+        namespace = self._namespace(blocks.tenancy)
+        request = self._request(blocks, namespace)
+        reservation = self._store.reserve(
+            namespace,
+            blocks.keys_of(self._rank),
+            parent=blocks.parent_of(self._rank),
+            depth=blocks.first,
+            req=request,
+        )
+        with reservation:
+            free = [at for at, why in enumerate(reservation.statuses) if why is None]
+            if not free:
+                return
+            views = [reservation[at] for at in free]
+            try:
+                self._paged.read([blocks.block_ids[at] for at in free], views)
+            finally:
+                # A block with a writable view alive is not published.
+                for one in views:
+                    if one is not None:
+                        one.release()
+            self._store.publish(reservation)
+
+    def _load(self, blocks: Blocks, namespace: Namespace, request: Request) -> set[int]:
+        """Fills the engine's blocks; returns those that were not.
+
+        A batch is read from the drives while the one before it is copied.
+        """
+        keys = blocks.keys_of(self._rank)
+        size, count = self._batch, len(blocks.block_ids)
+        for first in range(0, count, size):
+            last = min(first + size, count)
+            self._store.prefetch(namespace, part(keys, last, min(last + size, count)))
+            with self._store.get(
+                namespace, part(keys, first, last), self._load_timeout_s, request
+            ) as leases:
+                hits = leases.hits
+                views = [leases[at] for at in range(hits)]
+                self._paged.write(blocks.block_ids[first : first + hits], views)
+                views.clear()
+                why = None if hits == last - first else leases.reasons[hits]
+            if hits < last - first:
+                self._cut(count - first - hits, why)
+                # A block is of no use without those before it.
+                return set(blocks.block_ids[first + hits :])
+        return set()
+
+    def _cut(self, blocks: int, why: str | None) -> None:
+        """Counts a load that was cut short, and tells of the first one."""
+        self.cut_loads += 1
+        if self.cut_loads == 1:
+            _LOG.warning(
+                "a load was cut by %d blocks (%s), which are computed again, as with later ones",
+                blocks,
+                why,
+            )
+
+    def _fault(self, what: str, error: BaseException) -> None:
+        """Counts a fault, which is a miss, and tells of the first one."""
+        self.faults += 1
+        if self.faults == 1:
+            _LOG.warning("a %s failed and counts as a miss, as others will: %s", what, error)

@@ -1,0 +1,1 @@
+"""What runs in the environment of a serving engine, beside this one's tests."""

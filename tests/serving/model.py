@@ -1,0 +1,66 @@
+"""Makes what an engine loads: `python model.py (model | adapter) DIRECTORY SEED`.
+
+A tiny model of random weights, or a LoRA adapter of it, whose every token changes the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+VOCABULARY = 128
+
+
+LAYERS, HIDDEN, HEADS, HEAD_DIM, RANK = 3, 128, 2, 32, 8
+
+
+def model(directory: str, seed: int) -> None:
+    """Writes a model of random weights."""
+    import torch
+    import transformers as tf
+
+    torch.manual_seed(seed)
+    config = tf.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=192,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    tf.LlamaForCausalLM(config).float().save_pretrained(directory)
+
+
+def adapter(directory: str, seed: int) -> None:
+    """Writes a LoRA adapter of random weights for keys and values."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    tensors = {}
+    for layer in range(LAYERS):
+        for name in ("k_proj", "v_proj"):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(RANK, HIDDEN)
+            tensors[f"{at}.lora_B.weight"] = torch.randn(HEADS * HEAD_DIM, RANK)
+    Path(directory).mkdir(exist_ok=True)
+    save_file(tensors, f"{directory}/adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": RANK,
+        "target_modules": ["k_proj", "v_proj"],
+    }
+    Path(directory, "adapter_config.json").write_text(json.dumps(config))
+
+
+if __name__ == "__main__":
+    {"model": model, "adapter": adapter}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))

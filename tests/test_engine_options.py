@@ -1,0 +1,82 @@
+"""The options of the vLLM flag, and the test that an adapter makes before it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import api
+from tiered_kv import ConfigError, IoFaultError
+from tiered_kv.blocking import BlockingStore
+from tiered_kv.engines import flags
+from tiered_kv.engines._self_test import self_test
+from tiered_kv.engines.vllm.options import Options
+
+GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capacity": "256MiB"}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"path": None}, "path"),
+        ({"path": ""}, "path"),
+        ({"pat": "/mnt/kv"}, "pat"),
+        ({"nvme_paths": ["/mnt/kv"]}, "nvme_paths"),
+        ({"nvme_capacity": "lots"}, "nvme_capacity"),
+        ({"nvme_capacity": 0}, "nvme_capacity"),
+        ({"dram_capacity": 0}, "dram_capacity"),
+        ({"on_reset": "forget"}, "on_reset"),
+        ({"load_timeout_s": "soon"}, "load_timeout_s"),
+        ({"weights": 7}, "weights"),
+    ],
+)
+def test_a_wrong_option_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"`?{named}"):
+        Options.parse({**GOOD, **change})
+
+
+def test_each_rank_has_its_directory_and_its_share(tmp_path: Path) -> None:
+    options = Options.parse({**GOOD, "path": str(tmp_path / "a/kv"), "drive_stall_s": 3})
+    made = options.make_directory(1, 3)
+    assert made == tmp_path / "a/kv/dp1/rank3"
+    assert [one.stat().st_mode & 0o777 for one in (made, made.parent)] == [0o700, 0o700]
+    config = options.store_config(made, 4)
+    assert (config.nvme_capacity, config.dram_capacity) == (256 << 20, 64 << 20)
+    assert (config.nvme_paths, config.drive_stall_s) == ((str(made),), 3)
+
+
+def test_ranks_share_the_default_memory_too(tmp_path: Path) -> None:
+    options = Options.parse({"path": str(tmp_path), "nvme_capacity": "8GiB"})
+    shared = options.store_config(tmp_path, 8).dram_capacity
+    assert isinstance(shared, int)
+    assert shared <= (4 << 30) // 8
+
+
+class Lying:
+    """A store that gives back something else."""
+
+    def __init__(self, store: BlockingStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, ns: Any, keys: bytes, **options: Any) -> Any:
+        return self._store.get(ns, keys[32:] + keys[:32], **options)
+
+
+def test_case_20_a_store_that_gives_back_other_bytes_does_not_serve(tmp_path: Path) -> None:
+    with BlockingStore.open(**api.config(tmp_path)) as store:
+        self_test(store, 8192)
+        lying: Any = Lying(store)
+        with pytest.raises(IoFaultError, match="other bytes"):
+            self_test(lying, 8192)
+
+
+def test_the_flag_is_one_that_the_options_take(tmp_path: Path) -> None:
+    (row,) = flags.engines(tmp_path, None, "1GiB")
+    options = Options.parse(row["config"]["kv_connector_extra_config"])
+    assert options.path == tmp_path
+    assert row["config"]["kv_load_failure_policy"] == "recompute"
