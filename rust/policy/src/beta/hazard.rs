@@ -253,8 +253,8 @@ fn global_hazard(total: &Counts) -> Curve {
     for bucket in 0..BUCKETS {
         let mean = if bucket <= 1 { START } else { CARRY * hazard[bucket - 1] };
         let Count { reuses, trials } = total[bucket];
-        hazard[bucket] =
-            (f64::from(reuses) + GLOBAL_STRENGTH * mean) / (f64::from(trials) + GLOBAL_STRENGTH);
+        let reused = f64::from(reuses) + GLOBAL_STRENGTH * mean;
+        hazard[bucket] = (reused / (f64::from(trials) + GLOBAL_STRENGTH)).min(1.0);
     }
     hazard
 }
@@ -267,7 +267,8 @@ fn shrink(counts: &Counts, parent: &Curve, strength: f64) -> Curve {
     for bucket in 0..BUCKETS {
         let (reuses, trials) = (f64::from(counts[bucket].reuses), f64::from(counts[bucket].trials));
         let prior = ((observed + 2.0) / (expected + 2.0) * parent[bucket]).min(0.95);
-        hazard[bucket] = (reuses + strength * prior) / (trials + strength);
+        // A reuse early in a bucket is one of a part of a trial.
+        hazard[bucket] = ((reuses + strength * prior) / (trials + strength)).min(1.0);
         observed = FADE * observed + reuses;
         expected = FADE * expected + trials * parent[bucket];
     }
