@@ -405,29 +405,6 @@ fn the_choice_has_a_reason_and_a_demand_that_cannot_be_met_is_refused() {
     }
 }
 
-/// Lets this thread, and those that it starts, make no io_uring: as container runtimes do.
-fn forbid_io_uring() {
-    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
-    // The number of the call is the first field of what the filter sees.
-    let mut filter = [
-        libc::sock_filter { code: load, jt: 0, jf: 0, k: 0 },
-        libc::sock_filter { code: equal, jt: 0, jf: 1, k: libc::SYS_io_uring_setup as u32 },
-        libc::sock_filter { code: answer, jt: 0, jf: 0, k: REFUSE },
-        libc::sock_filter { code: answer, jt: 0, jf: 0, k: ALLOW },
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the calls restrict this thread; the program lives until the second returns.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-    };
-    assert_eq!(set, 0, "{}", io::Error::last_os_error());
-}
-
 #[test]
 fn under_seccomp_the_probe_says_so_and_the_blocking_engine_works() {
     const NAME: &str = "under_seccomp_the_probe_says_so_and_the_blocking_engine_works";
@@ -436,7 +413,7 @@ fn under_seccomp_the_probe_says_so_and_the_blocking_engine_works() {
         let output = common::child(NAME, dir.path()).output().expect("it starts");
         return common::assert_child_passed(&output);
     };
-    forbid_io_uring();
+    common::forbid_io_uring();
     let reason = probe_io_uring().expect_err("forbidden");
     assert!(reason.starts_with("io_uring_setup failed: Operation not permitted"), "{reason}");
     assert!(reason.contains("seccomp or kernel.io_uring_disabled"), "{reason}");

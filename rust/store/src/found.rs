@@ -76,7 +76,7 @@ struct Known {
 impl Known {
     fn found(self, segment: u32, file: FileId) -> FoundSegment {
         let Self { header, records } = self;
-        FoundSegment { drive: 0, segment, file, header, records, damaged: 0 }
+        FoundSegment { drive: 0, segment, file, header, records, damaged: 0, unread: false }
     }
 }
 
@@ -137,8 +137,9 @@ pub(crate) fn read_segment(
     let header = match page.as_ref().map(|page| SegmentHeader::decode(page.as_slice())) {
         Ok(Decoded::Valid(header)) => header,
         Ok(Decoded::Empty) => return found,
-        Ok(_) | Err(_) => {
+        damaged => {
             found.damaged = 1;
+            found.unread = damaged.is_err();
             return found;
         }
     };
@@ -158,7 +159,10 @@ pub(crate) fn read_segment(
                 }
             }
         }
-        Err(_) => found.damaged += 1,
+        Err(_) => {
+            found.damaged += 1;
+            found.unread = true;
+        }
     }
     found.header = Some(header);
     found.records = Records::Table(records);

@@ -75,7 +75,8 @@ pub(super) struct Journal {
     pending: VecDeque<(Tombstone, OpId)>,
     flight: Option<Flight>,
     retiring: Retiring,
-    /// Every drive of the configuration is there: else one that returns may need the tombstones.
+    /// Every drive of the configuration is there, and every segment was read: else what returns may
+    /// need the tombstones.
     pub(super) complete: bool,
 }
 

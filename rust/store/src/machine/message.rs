@@ -127,6 +127,8 @@ pub(crate) struct FoundSegment {
     pub(crate) header: Option<SegmentHeader>,
     pub(crate) records: Records,
     pub(crate) damaged: u64,
+    /// The drive did not give its header or its table, and may another time.
+    pub(crate) unread: bool,
 }
 
 /// Something that happened outside.

@@ -119,6 +119,8 @@ impl Machine {
         // Above everything that a drive which is away may hold: its records must stay the older.
         self.next_generation = self.next_generation.max(self.now.unix_ns);
         let Some(found) = self.found.take() else { return };
+        // What a segment holds that could not be read, a later open may find.
+        self.journal.complete &= !found.segments.iter().any(|segment| segment.unread);
         self.journal.found(found.pages, tables_read);
         let cut: Vec<Option<Cut>> =
             found.segments.iter().map(|segment| self.adopt_segment(segment)).collect();

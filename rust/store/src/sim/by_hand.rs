@@ -3,7 +3,7 @@
 use super::crash_points::bench::{Bench, Order, blank};
 use crate::machine::{Command, Event, GetTarget, Outcome, PutItem, Quota};
 use std::sync::Arc;
-use tiered_kv_io::{Disk, FileId, MemDisk};
+use tiered_kv_io::{Disk, DiskOp, FileId, MemDisk};
 use tiered_kv_types::{
     BlockInfo, BlockKey, KvLayout, MissReason, NamespaceId, RecordHeader, TenantId,
 };
@@ -339,5 +339,39 @@ fn tombstones_retire_once_no_header_is_left_that_they_cover() {
     }
     drop(bench);
     let mut bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
+    assert_eq!(bench.get(0, key(1)), Err(MissReason::Absent), "a deleted block came back");
+}
+
+#[test]
+fn tombstones_stay_while_a_segment_cannot_be_read_that_they_may_cover() {
+    let disks = disks();
+    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
+    bench.put(0, vec![item(1, None)], &[1]);
+    bench.settle();
+    quota(&mut bench, Some(0), None);
+    quota(&mut bench, None, Some(0));
+    quota(&mut bench, None, None);
+    let doomed = crate::machine::Doomed::Keys(vec![key(1)]);
+    let ns = bench.ns[0];
+    bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
+    bench.settle();
+    drop(bench);
+    // The first read of each segment, which is opened for it.
+    for disk in &disks {
+        let mut left = 0;
+        disk.set_fault(Some(Box::new(move |op| {
+            left += u32::from(matches!(&op, DiskOp::Open { name } if name.starts_with("segment")));
+            let fails = left > 0 && matches!(op, DiskOp::ReadAt { offset: 0, .. });
+            left -= u32::from(fails);
+            fails.then(|| std::io::Error::other("planted"))
+        })));
+    }
+    let mut bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
+    disks.iter().for_each(|disk| disk.set_fault(None));
+    assert!(bench.machine.counters.damaged_headers > 0, "of those that could not be read");
+    bench.settle();
+    assert_eq!(bench.machine.counters.tombstones_retired, 0);
+    drop(bench);
+    let mut bench = Bench::open(&disks, 3_000_000, Order::OldestFirst);
     assert_eq!(bench.get(0, key(1)), Err(MissReason::Absent), "a deleted block came back");
 }
