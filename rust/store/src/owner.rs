@@ -123,6 +123,8 @@ impl Owner {
             listening.end();
         }
         self.core.refuse_calls();
+        // Before the close: each step after it would begin what closed drives refuse.
+        self.core.learn();
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| {
             let Outcome::Closed(dropped) = outcome else { unreachable!("a close ends as one") };
@@ -131,7 +133,6 @@ impl Owner {
         self.core.submit(Call::plain(reply), |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
-        self.core.learn();
         policy::save(&self.drives, &self.core);
         self.write_checkpoints();
         self.names.finish();

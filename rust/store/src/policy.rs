@@ -98,7 +98,9 @@ impl Store {
     /// Lets the policy take in what requests have told up to now, on this thread. One of the
     /// store's does so within some 10 ms anyway.
     pub fn learn(&self) {
-        self.core.learn();
+        if !self.is_closed() {
+            self.core.learn();
+        }
     }
 
     /// What the predictor has learned up to this call; `None` where the store runs on another

@@ -192,6 +192,9 @@ impl Machine {
 
     /// Opens the circuits of drives that have stalled, and probes those whose time has come.
     pub(super) fn watch_drives(&mut self, out: &mut Vec<Command>) {
+        if self.closed {
+            return;
+        }
         let now = self.now.mono;
         for home in 0..self.drives.len() {
             let home = DriveId::try_from(home).expect("few drives");

@@ -184,6 +184,8 @@ pub(crate) struct Machine {
     /// Blocks that will not become durable and that no flush has reported yet.
     undurable_unreported: u64,
     closing: Option<OpId>,
+    /// The close has ended: the drives take nothing more.
+    closed: bool,
     /// Waiters of loads whose block was removed, told at the end of the step.
     load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
     staging: staging::Staging,
@@ -235,6 +237,7 @@ impl Machine {
             throttling: false,
             undurable_unreported: 0,
             closing: None,
+            closed: false,
             load_missed: Vec::new(),
             staging: staging::Staging::new(parts.staging),
             scrub: scrub::Scrub::new(parts.limits.scrub_bytes_per_s),

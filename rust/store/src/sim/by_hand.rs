@@ -375,3 +375,21 @@ fn tombstones_stay_while_a_segment_cannot_be_read_that_they_may_cover() {
     let mut bench = Bench::open(&disks, 3_000_000, Order::OldestFirst);
     assert_eq!(bench.get(0, key(1)), Err(MissReason::Absent), "a deleted block came back");
 }
+
+#[test]
+fn a_step_after_the_close_asks_nothing_of_the_drives() {
+    let mut bench = bench();
+    bench.put(0, vec![item(1, None)], &[1]);
+    bench.settle();
+    bench.machine.set_scrub_rate(1 << 30);
+    bench.call(|op| Event::Close { op, deadline: u64::MAX });
+    // What requests told is taken in by a thread that may be late.
+    let access = crate::machine::Access {
+        ns: bench.ns[0],
+        keys: Arc::new([key(1)]),
+        now: 1,
+        told: crate::machine::Told::BARE,
+    };
+    bench.begin(|_| Event::Accessed(access));
+    assert_eq!(bench.in_flight().count(), 0, "a closed drive would refuse it");
+}
