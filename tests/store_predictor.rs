@@ -6,7 +6,9 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use support::{config, memory_only, namespace};
 use tiered_kv::io_seams::{ManualClock, SeededEntropy};
 use tiered_kv::{
@@ -280,4 +282,32 @@ fn metadata_is_in_the_statistics_and_its_bound_is_checked() {
     let spec = StoreConfig { policy: EvictionPolicy::BetaSpec, ..memory_only(1 << 20) };
     let store = Store::open(&spec).expect("opens");
     assert_eq!(store.predictor().expect("open").expect("it predicts").policy, "beta-spec");
+}
+
+#[test]
+fn a_record_whose_disk_does_not_answer_stops_nobody() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let record = dir.path().join("requests.jsonl");
+    assert!(Command::new("mkfifo").arg(&record).status().expect("runs").success());
+    // A pipe that nobody reads takes 64 KiB, and then does not answer.
+    let reader = fs::OpenOptions::new().read(true).write(true).open(&record).expect("opens");
+    let store = Store::open(&StoreConfig { record: Some(record), ..memory_only(1 << 20) });
+    let store = store.expect("opens");
+    let ns = namespace(&store);
+    let keys = support::chain(&ns, 1, 64);
+    let (done, ended) = mpsc::channel();
+    let asking = store.clone();
+    std::thread::spawn(move || {
+        for _ in 0..200 {
+            let request = asking.begin_request(RequestContext::default());
+            request.observe(&ns, &keys, 0);
+            request.finish(0, 0);
+            asking.predictor().expect("open");
+        }
+        let _ = done.send(learned(&asking).0);
+    });
+    let requests = ended.recv_timeout(Duration::from_secs(60)).expect("the store goes on");
+    assert_eq!(requests, 200);
+    std::thread::spawn(move || std::io::copy(&mut &reader, &mut std::io::sink()));
+    store.close();
 }

@@ -153,7 +153,8 @@ fn make_core(
     let events = config.event_file.as_deref().map(EventFile::open).transpose()?;
     let now = (seams.clock.now(), seams.clock.unix_nanos());
     let salt = seams.entropy.next_u64();
-    let record = |path| Recorder::open(path, config.record_bytes, now, salt);
+    let record =
+        |path| Recorder::open(path, config.record_bytes, now, salt, seams.threads.as_ref());
     let recorder = config.record.as_deref().map(record).transpose()?;
     Ok(Arc::new(Core::new(CoreParts {
         machine,

@@ -133,6 +133,8 @@ impl Owner {
         self.core.submit(Call::plain(reply), |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        let left = deadline.saturating_sub(self.core.clock.now());
+        self.core.wait_recorded(Duration::from_nanos(left));
         policy::save(&self.drives, &self.core);
         self.write_checkpoints();
         self.names.finish();

@@ -4,6 +4,7 @@ use crate::directory::Drive;
 use crate::driver::Core;
 use crate::machine::Machine;
 use crate::store::Store;
+use std::time::Duration;
 use tiered_kv_io::Disk;
 use tiered_kv_policy::beta::{PairPosterior, ages};
 use tiered_kv_policy::{BetaOptions, Lru, Policy, Predictor};
@@ -19,6 +20,8 @@ const MAX_BYTES: u64 = 512 << 10;
 /// of all tiers.
 const DEFAULT_METADATA_BYTES: u64 = 64 << 20;
 const METADATA_PART: u64 = 100;
+/// How long a caller waits for the record's disk.
+const RECORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Most bytes of the file on a drive of `capacity` bytes.
 pub(crate) fn file_bytes(capacity: u64) -> u64 {
@@ -96,10 +99,12 @@ pub struct Learned {
 
 impl Store {
     /// Lets the policy take in what requests have told up to now, on this thread. One of the
-    /// store's does so within some 10 ms anyway.
+    /// store's does so within some 10 ms anyway. Where requests are recorded it waits until these
+    /// are in the file, for 5 s at most.
     pub fn learn(&self) {
         if !self.is_closed() {
             self.core.learn();
+            self.core.wait_recorded(RECORD_LIMIT);
         }
     }
 
@@ -110,7 +115,7 @@ impl Store {
     /// `Closed`.
     pub fn predictor(&self) -> Result<Option<Learned>> {
         self.check_open("predictor")?;
-        self.learn();
+        self.core.learn();
         Ok(self.core.with_machine(|machine| {
             let policy = machine.policy();
             let name = policy.name();

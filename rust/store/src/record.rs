@@ -2,19 +2,104 @@
 //! `tiered-kv replay` reads. Ids only: no token, no key, no name is in it.
 
 use crate::machine::{Access, Sizes};
+use parking_lot::{Condvar, Mutex};
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use tiered_kv_io::{Nanos, open_for_append};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tiered_kv_io::{Nanos, Threads, open_for_append};
 use tiered_kv_policy::RequestKind;
 use tiered_kv_types::{Error, ErrorKind, Result};
+
+/// Most bytes of lines that wait for the file: what is over is not recorded.
+const MOST_WAITING: usize = 8 << 20;
+
+/// The lines on their way to the file, which a thread of its own writes: the file's disk may not
+/// answer, and nobody else waits for it.
+#[derive(Debug, Default)]
+pub(crate) struct RecordFile {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: String,
+    /// The thread is writing some.
+    writing: bool,
+    /// Nothing is taken any more.
+    ended: bool,
+    /// Some found no room.
+    full: bool,
+}
+
+impl RecordFile {
+    fn push(&self, path: &Path, lines: &str) {
+        let mut waiting = self.waiting.lock();
+        if waiting.ended || lines.is_empty() {
+            return;
+        }
+        if waiting.lines.len() + lines.len() > MOST_WAITING {
+            if !std::mem::replace(&mut waiting.full, true) {
+                tracing::warn!(path = %path.display(), "`record` is slow: requests are left out");
+            }
+            return;
+        }
+        waiting.lines.push_str(lines);
+        self.changed.notify_all();
+    }
+
+    /// Waits until what was handed over is written, for as long as `limit`.
+    pub(crate) fn wait_written(&self, limit: Duration) {
+        let until = Instant::now().checked_add(limit);
+        let mut waiting = self.waiting.lock();
+        while waiting.writing || !waiting.lines.is_empty() {
+            match until {
+                Some(until) if self.changed.wait_until(&mut waiting, until).timed_out() => return,
+                Some(_) => {}
+                None => self.changed.wait(&mut waiting),
+            }
+        }
+    }
+
+    /// Takes no more lines; the thread ends once it has written what waits.
+    fn end(&self) {
+        self.waiting.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Body of the thread. A fault is logged once, and ends the recording; the store goes on.
+    fn write_all(&self, path: &Path, mut file: impl std::io::Write) {
+        let mut waiting = self.waiting.lock();
+        loop {
+            let lines = std::mem::take(&mut waiting.lines);
+            if lines.is_empty() {
+                if waiting.ended {
+                    return;
+                }
+                self.changed.wait(&mut waiting);
+                continue;
+            }
+            waiting.writing = true;
+            drop(waiting);
+            let written = file.write_all(lines.as_bytes());
+            waiting = self.waiting.lock();
+            waiting.writing = false;
+            if let Err(err) = written {
+                tracing::warn!(path = %path.display(), %err, "requests are recorded no more");
+                waiting.ended = true;
+                waiting.lines.clear();
+            }
+            self.changed.notify_all();
+        }
+    }
+}
 
 /// A bounded file of requests; what is over is not recorded.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     path: PathBuf,
-    file: File,
+    file: Arc<RecordFile>,
     /// Bytes that it may still take.
     left: u64,
     /// What the wall clock shows when the monotonic one is at zero.
@@ -30,7 +115,13 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Opens or makes the file, which takes up to `most` bytes; what it holds is kept.
-    pub(crate) fn open(path: &Path, most: u64, now: (Nanos, u64), salt: u64) -> Result<Self> {
+    pub(crate) fn open(
+        path: &Path,
+        most: u64,
+        now: (Nanos, u64),
+        salt: u64,
+        threads: &dyn Threads,
+    ) -> Result<Self> {
         let file = open_for_append(path).map_err(|err| {
             let context = format!(
                 "`record` {} cannot be written: name a file in a directory of yours",
@@ -39,9 +130,12 @@ impl Recorder {
             Error::new(ErrorKind::Config, "open", context).with_source(err)
         })?;
         let there = file.metadata().map_or(0, |meta| meta.len());
+        let waiting = Arc::new(RecordFile::default());
+        let (lines, to) = (waiting.clone(), path.to_owned());
+        threads.spawn("tkv-record".into(), Box::new(move || lines.write_all(&to, file)))?;
         Ok(Self {
             path: path.to_owned(),
-            file,
+            file: waiting,
             left: most.saturating_sub(there),
             origin_unix_ns: now.1.saturating_sub(now.0),
             last: 0,
@@ -52,7 +146,7 @@ impl Recorder {
         })
     }
 
-    /// Notes a request; it is in the file after [`Recorder::write`].
+    /// Notes a request; it is on its way after [`Recorder::hand_over`].
     pub(crate) fn note(&mut self, access: &Access, sizes: Sizes) {
         if self.ended || access.keys.is_empty() {
             return;
@@ -98,14 +192,21 @@ impl Recorder {
         }
     }
 
-    /// Writes what was noted. A fault is logged once, and ends the recording; the store goes on.
-    pub(crate) fn write(&mut self) {
-        if let Err(err) = self.file.write_all(self.lines.as_bytes()) {
-            tracing::warn!(path = %self.path.display(), %err, "requests are recorded no more");
-            self.ended = true;
-        }
+    /// Hands what was noted to the thread that writes it.
+    pub(crate) fn hand_over(&mut self) {
+        self.file.push(&self.path, &self.lines);
         self.left -= self.lines.len() as u64;
         self.lines.clear();
+    }
+
+    pub(crate) fn file(&self) -> Arc<RecordFile> {
+        self.file.clone()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.file.end();
     }
 }
 

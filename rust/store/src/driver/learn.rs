@@ -39,17 +39,17 @@ impl Core {
         }
     }
 
-    /// Lets the policy take in what was accessed up to now, a little at a time.
+    /// Lets the policy take in what was accessed up to now, a little at a time. What ends meanwhile
+    /// is told at once, and the record's file is another thread's.
     pub(crate) fn learn(self: &Arc<Self>) {
         if self.is_forked() {
             return;
         }
-        let mut recorder = self.learning.lock();
         // Before they are counted: what comes later calls again.
         self.learning_due.store(false, Ordering::Release);
-        let mut works = Vec::new();
         let mut left = self.accesses.len();
         while left > 0 {
+            let mut recorder = self.learning.lock();
             let mut state = self.state.lock();
             let mut some = Vec::new();
             let mut blocks = 0;
@@ -62,22 +62,29 @@ impl Core {
                 some.push(access);
             }
             if some.is_empty() {
-                break;
+                return;
             }
             let sized = |access: &Access| (access.clone(), state.machine.sizes(access));
             let recorded: Vec<_> = some.iter().filter(|_| recorder.is_some()).map(sized).collect();
-            works.push(self.step(&mut state, some.into_iter().map(Event::Accessed)));
+            let work = self.step(&mut state, some.into_iter().map(Event::Accessed));
             drop(state);
-            for (access, sizes) in recorded {
-                recorder.iter_mut().for_each(|recorder| recorder.note(&access, sizes));
+            if let Some(recorder) = &mut *recorder {
+                recorded.iter().for_each(|(access, sizes)| recorder.note(access, *sizes));
+                recorder.hand_over();
             }
+            // It may call the caller, who may ask for what was learned.
+            drop(recorder);
+            self.carry_out(work);
         }
-        if let Some(recorder) = &mut *recorder {
-            recorder.write();
+    }
+
+    /// Waits until what was learned from is in the record's file, if there is one; not longer than
+    /// `limit`, since a disk may not answer.
+    pub(crate) fn wait_recorded(&self, limit: Duration) {
+        let file = self.learning.lock().as_ref().map(|recorder| recorder.file());
+        if let Some(file) = file {
+            file.wait_written(limit);
         }
-        // It may call the caller, who may ask for what was learned.
-        drop(recorder);
-        works.into_iter().for_each(|work| self.carry_out(work));
     }
 
     /// Body of the timer thread: a step whenever a deadline has passed, and what was accessed is
