@@ -6,6 +6,7 @@
 mod learn;
 
 use crate::call::{BlockSource, Call, WriteBuf};
+use crate::due::Due;
 use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::{IoBridge, LoadInto};
@@ -89,7 +90,7 @@ pub(crate) struct Core {
     copy_threads: usize,
     accesses: ArrayQueue<Access>,
     /// Whether the timer's thread has been told that accesses wait.
-    learning_due: AtomicBool,
+    learning_due: Due,
     /// Guards the order in which accesses are taken in, and where they are recorded.
     learning: Mutex<Option<Recorder>>,
     timer: Timer,
@@ -156,7 +157,7 @@ impl Core {
             copies: parts.copies,
             copy_threads: parts.copy_threads,
             accesses: ArrayQueue::new(ACCESS_QUEUE),
-            learning_due: AtomicBool::new(false),
+            learning_due: Due::default(),
             learning: Mutex::new(parts.recorder),
             timer: Timer::default(),
             origin: Origin::here(),

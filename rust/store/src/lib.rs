@@ -24,6 +24,7 @@ mod delete;
 mod direct;
 mod directory;
 mod driver;
+mod due;
 mod entries;
 mod event_file;
 mod found;

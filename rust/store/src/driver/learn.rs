@@ -30,9 +30,8 @@ impl Core {
         if self.accesses.push(access).is_err() {
             return FastCounters::add(&self.fast.accesses_dropped, n);
         }
-        let waiting = self.accesses.len();
         // Once for each time that they are taken in: a wake-up costs as much as a call.
-        if !self.learning_due.swap(true, Ordering::AcqRel) || waiting == ACCESSES_DUE {
+        if self.learning_due.tell(self.accesses.len() >= ACCESSES_DUE) {
             // Under the lock, so that the timer is either before its check or already waiting.
             let _at = self.timer.at.lock();
             self.timer.changed.notify_one();
@@ -46,7 +45,7 @@ impl Core {
             return;
         }
         // Before they are counted: what comes later calls again.
-        self.learning_due.store(false, Ordering::Release);
+        self.learning_due.take();
         let mut left = self.accesses.len();
         while left > 0 {
             let mut recorder = self.learning.lock();
@@ -95,7 +94,7 @@ impl Core {
         while let Some(core) = core.upgrade() {
             let mut at = core.timer.at.lock();
             let now = core.clock.now();
-            since = core.learning_due.load(Ordering::Acquire).then(|| since.unwrap_or(now));
+            since = core.learning_due.is_set().then(|| since.unwrap_or(now));
             let many = core.accesses.len() >= ACCESSES_DUE;
             let soon = |since| if many { since } else { since + LEARN_EVERY };
             let learn_at = since.map(|since| soon(since).max(rests_until));
