@@ -106,6 +106,7 @@ fn machine(arena: &Arena, index: &Arc<ReadIndex>) -> Machine {
         header: Some(header),
         records: Records::Table(vec![(0, record)]),
         damaged: 0,
+        unread: false,
     });
     let recovered = Event::Recovered { complete: true, tables_read: true };
     machine.step(Now::default(), [found, recovered], &mut Vec::new());
