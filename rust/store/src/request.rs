@@ -3,11 +3,12 @@
 use crate::driver::Core;
 use crate::machine::Told;
 use crate::namespace::Namespace;
+use crate::store::FORKED;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use tiered_kv_policy::RequestKind;
-use tiered_kv_types::{BlockKey, BlockType};
+use tiered_kv_types::{BlockKey, BlockType, Error, ErrorKind, Result};
 
 /// What an engine knows of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,9 +53,23 @@ impl Request {
         &self.context
     }
 
+    /// Checks that the request is of this process: in a forked child its calls do nothing.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn check_process(&self, op: &'static str) -> Result<()> {
+        if self.core.is_forked() {
+            return Err(Error::new(ErrorKind::Closed, op, FORKED));
+        }
+        Ok(())
+    }
+
     /// The request uses these blocks; `position` is the place of the first in the sequence, in
     /// blocks. Observing a block again, or after [`Request::finish`], changes nothing.
     pub fn observe(&self, ns: &Namespace, keys: &[BlockKey], position: u64) {
+        if self.core.is_forked() {
+            return;
+        }
         let mut observed = self.observed.lock();
         if observed.finished {
             return;
@@ -70,6 +85,9 @@ impl Request {
     /// `engine_hit_tokens` is what the engine's own cache served.
     pub fn finish(&self, output_tokens: u64, engine_hit_tokens: u64) {
         let _ = engine_hit_tokens;
+        if self.core.is_forked() {
+            return;
+        }
         let mut observed = self.observed.lock();
         if std::mem::replace(&mut observed.finished, true) {
             return;

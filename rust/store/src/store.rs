@@ -19,6 +19,10 @@ use std::time::Duration;
 use tiered_kv_io::{Nanos, RegionSlot};
 use tiered_kv_types::{BlockKey, Error, ErrorKind, MissReason, Result, StoreConfig};
 
+/// What a forked child is told.
+pub(crate) const FORKED: &str =
+    "the store belongs to the process that this one was forked from: open another here";
+
 /// A store of KV blocks over memory and NVMe: a handle on a core.
 ///
 /// A second open of the same directories in a process is a second handle on the same core, which
@@ -336,7 +340,7 @@ impl Store {
     /// `Closed`, also in a forked child of the process that opened the store.
     pub fn check_open(&self, op: &'static str) -> Result<()> {
         let remedy = if self.core.is_forked() {
-            "the store belongs to the process that this one was forked from: open another here"
+            FORKED
         } else if self.is_closed() {
             "the store is closed: open it again"
         } else {

@@ -25,6 +25,10 @@ impl Core {
     /// Counts one request's blocks, given root first, soon: the caller neither waits nor learns.
     /// Where nobody keeps up with the callers they are dropped and counted.
     pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>, told: Told) {
+        if self.is_forked() {
+            // Nobody takes it in here, and the timer's lock may be held for ever.
+            return;
+        }
         let n = keys.len() as u64;
         let access = Access { ns, keys, now: self.clock.now(), told };
         if self.accesses.push(access).is_err() {
