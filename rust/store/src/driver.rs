@@ -4,6 +4,7 @@
 //! the microseconds of one step, and carries the commands out after it has let go.
 
 mod learn;
+mod queue;
 
 use crate::call::{BlockSource, Call, WriteBuf};
 use crate::due::Due;
@@ -15,9 +16,10 @@ use crate::owner::Calls;
 use crate::record::Recorder;
 use crate::resident::{Filling, LeaseBudget, Resident};
 use crate::stats::FastCounters;
-use crossbeam_queue::ArrayQueue;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+pub(crate) use queue::ACCESS_QUEUE;
+use queue::AccessQueue;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,9 +30,6 @@ use tiered_kv_io::{Clock, Nanos, Origin, RegionSlot, Running, WorkerPool};
 const INLINE_COPY_BYTES: u64 = 64 << 10;
 /// Most bytes that a copy thread copies before it tells: the drive can begin with them.
 const COPY_JOB_BYTES: u64 = 2 << 20;
-/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
-/// that their keys stay in the cache until then.
-pub(crate) const ACCESS_QUEUE: usize = 512;
 
 /// Numbers of the cores of this process, from 1.
 static NEXT_CORE: AtomicU64 = AtomicU64::new(1);
@@ -70,6 +69,13 @@ pub(crate) struct State {
     events: Option<EventFile>,
 }
 
+/// What is taken in, in one order.
+struct Learning {
+    recorder: Option<Recorder>,
+    /// Taken out of the queue, and to be learned from next.
+    held: Option<Access>,
+}
+
 #[derive(Default)]
 struct Timer {
     /// Guards the time of the next tick.
@@ -88,11 +94,11 @@ pub(crate) struct Core {
     pub(crate) io: Vec<IoBridge>,
     copies: WorkerPool,
     copy_threads: usize,
-    accesses: ArrayQueue<Access>,
+    accesses: AccessQueue,
     /// Whether the timer's thread has been told that accesses wait.
     learning_due: Due,
     /// Guards the order in which accesses are taken in, and where they are recorded.
-    learning: Mutex<Option<Recorder>>,
+    learning: Mutex<Learning>,
     timer: Timer,
     /// The process whose threads these are.
     origin: Origin,
@@ -156,9 +162,9 @@ impl Core {
             io: parts.io,
             copies: parts.copies,
             copy_threads: parts.copy_threads,
-            accesses: ArrayQueue::new(ACCESS_QUEUE),
+            accesses: AccessQueue::new(),
             learning_due: Due::default(),
-            learning: Mutex::new(parts.recorder),
+            learning: Mutex::new(Learning { recorder: parts.recorder, held: None }),
             timer: Timer::default(),
             origin: Origin::here(),
             running: Running::begin(),

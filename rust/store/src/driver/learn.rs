@@ -1,6 +1,6 @@
 //! The timer's thread: deadlines, and what requests tell the policy, off their path.
 
-use super::{ACCESS_QUEUE, Core};
+use super::{ACCESS_QUEUE, Core, Learning};
 use crate::machine::{Access, Event, Told};
 use crate::stats::FastCounters;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ const LEARN_EVERY: Nanos = 10_000_000;
 /// After learning the timer's thread lets this many times as long pass: where callers are faster
 /// than it learns, it takes a quarter of a core, and what does not fit in the queue is dropped.
 const REST: u64 = 3;
-/// Blocks of requests that are taken in with one step, so that no call waits long for the lock.
+/// Blocks of requests, and blocks before them, that are taken in with one step, so that no call
+/// waits long for the lock. A request that has more is taken in alone.
 const LEARN_BLOCKS: usize = 1024;
 
 const MAX_NAP: Duration = Duration::from_millis(500);
@@ -31,7 +32,7 @@ impl Core {
         }
         let n = keys.len() as u64;
         let access = Access { ns, keys, now: self.clock.now(), told };
-        if self.accesses.push(access).is_err() {
+        if !self.accesses.push(access) {
             return FastCounters::add(&self.fast.accesses_dropped, n);
         }
         // Once for each time that they are taken in: a wake-up costs as much as a call.
@@ -51,19 +52,12 @@ impl Core {
         // Before they are counted: what comes later calls again.
         self.learning_due.take();
         let mut left = self.accesses.len();
-        while left > 0 {
-            let mut recorder = self.learning.lock();
+        loop {
+            let mut learning = self.learning.lock();
+            let Learning { recorder, held } = &mut *learning;
             let mut state = self.state.lock();
-            let mut some = Vec::new();
-            let mut blocks = 0;
-            while blocks < LEARN_BLOCKS
-                && left > 0
-                && let Some(access) = self.accesses.pop()
-            {
-                left -= 1;
-                blocks += access.keys.len();
-                some.push(access);
-            }
+            let cost = |access: &Access| state.machine.cost(access);
+            let some = self.accesses.next(LEARN_BLOCKS, &mut left, held, cost);
             if some.is_empty() {
                 return;
             }
@@ -71,12 +65,12 @@ impl Core {
             let recorded: Vec<_> = some.iter().filter(|_| recorder.is_some()).map(sized).collect();
             let work = self.step(&mut state, some.into_iter().map(Event::Accessed));
             drop(state);
-            if let Some(recorder) = &mut *recorder {
+            if let Some(recorder) = recorder {
                 recorded.iter().for_each(|(access, sizes)| recorder.note(access, *sizes));
                 recorder.hand_over();
             }
             // It may call the caller, who may ask for what was learned.
-            drop(recorder);
+            drop(learning);
             self.carry_out(work);
         }
     }
@@ -84,7 +78,7 @@ impl Core {
     /// Waits until what was learned from is in the record's file, if there is one; not longer than
     /// `limit`, since a disk may not answer.
     pub(crate) fn wait_recorded(&self, limit: Duration) {
-        let file = self.learning.lock().as_ref().map(|recorder| recorder.file());
+        let file = self.learning.lock().recorder.as_ref().map(|recorder| recorder.file());
         if let Some(file) = file {
             file.wait_written(limit);
         }

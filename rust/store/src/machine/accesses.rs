@@ -99,6 +99,14 @@ impl Machine {
         self.scratch = Scratch { numbers, ids, types };
     }
 
+    /// How many blocks have to be looked at to learn from a request: those before it count too.
+    pub(crate) fn cost(&self, access: &Access) -> usize {
+        let first = access.keys.first();
+        let id = first.and_then(|key| self.table.id(&Self::full(access.ns, *key)));
+        let before = id.and_then(|id| self.table.get(id)).map_or(0, |block| block.info.depth);
+        access.keys.len() + before as usize
+    }
+
     /// How long a request was, for who records it.
     pub(crate) fn sizes(&self, access: &Access) -> Sizes {
         let full = self.namespaces[access.ns as usize].layout.as_ref();
