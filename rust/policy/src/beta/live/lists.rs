@@ -66,6 +66,14 @@ impl Lists {
         self.entries.get(block as usize).copied().filter(|entry| entry.list != NONE)
     }
 
+    /// What a draw sees of a block that may leave.
+    pub(super) fn seen(&self, block: BlockId) -> Option<(f64, Cell)> {
+        let entry = self.entry(block).filter(|entry| entry.place != NONE)?;
+        let list = &self.lists[entry.list()][entry.standing() as usize];
+        let candidate = &list[entry.place as usize];
+        Some((candidate.last, candidate.cell))
+    }
+
     /// The number of a shape's list, where any block was of that shape.
     pub(super) fn number(&self, shape: u32) -> Option<usize> {
         self.by_shape.get(&shape).copied()

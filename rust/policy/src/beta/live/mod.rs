@@ -31,6 +31,10 @@ const NODE_BYTES: usize = 200;
 const SESSION_BYTES: usize = 192;
 const SENTINEL_BYTES: usize = 96;
 
+/// Nodes that a request looks at, at most, for those that nobody has named.
+const MIN_SEARCH: usize = 4096;
+const SEARCH_EACH: usize = 64;
+
 /// The score level of what no request has named.
 const NO_SCORE: usize = 4;
 
@@ -46,6 +50,9 @@ pub struct Predictor {
     slots: Vec<u32>,
     /// Blocks that the store has.
     residents: usize,
+    /// Nodes that are `UNCLAIMED`, and where the next search for one begins.
+    unclaimed: usize,
+    search: u32,
     now: f64,
     /// Where the draws go on, so that a chain leaves as a whole.
     run: Option<Run>,
@@ -80,6 +87,8 @@ impl Predictor {
             tiers: Default::default(),
             slots: Vec::new(),
             residents: 0,
+            unclaimed: 0,
+            search: 0,
             now: 0.0,
             run: None,
             keys: Vec::new(),
@@ -129,10 +138,27 @@ impl Predictor {
         self.beta.chain.nodes[slot as usize].has(UNCLAIMED)
     }
 
-    /// What a draw sees of a block; one that memory was short for looks as old as can be.
+    /// What a draw sees of a block; where memory was short for a node, what it saw when the block
+    /// was listed, as if that had been an access.
     fn seen(&self, block: BlockId) -> (f64, Cell) {
-        let node = self.slot(block).map(|slot| &self.beta.chain.nodes[slot as usize]);
-        node.map_or((f64::NEG_INFINITY, Cell::new(0, 0, 0)), |node| (node.last, node.cell))
+        if let Some(slot) = self.slot(block) {
+            let node = &self.beta.chain.nodes[slot as usize];
+            return (node.last, node.cell);
+        }
+        let listed = self.tiers.iter().find_map(|lists| lists.seen(block));
+        listed.unwrap_or_else(|| (self.now, self.first_cell(BlockType::Unknown)))
+    }
+
+    /// The cell of what no request has named.
+    fn first_cell(&self, block_type: BlockType) -> Cell {
+        let options = &self.beta.options;
+        let score = if options.score { NO_SCORE } else { 0 };
+        let gap = match (options.pace, options.gap) {
+            (true, _) => pace::level(0.0),
+            (false, true) => NO_GAP,
+            (false, false) => 0,
+        };
+        Cell::new(type_of(block_type) * 4 + FIRST, score, gap)
     }
 
     fn depth(&self, block: BlockId) -> u32 {
@@ -178,21 +204,36 @@ impl Predictor {
         let mut node = Node::new(facts.key, NONE, facts.depth);
         node.flags = UNCLAIMED;
         node.last = self.now - seconds(facts.age);
-        let options = &self.beta.options;
-        let score = if options.score { NO_SCORE } else { 0 };
-        let gap = match (options.pace, options.gap) {
-            (true, _) => pace::level(0.0),
-            (false, true) => NO_GAP,
-            (false, false) => 0,
-        };
-        node.cell = Cell::new(type_of(facts.block_type) * 4 + FIRST, score, gap);
+        node.cell = self.first_cell(facts.block_type);
         let slot = self.beta.chain.hold(node);
+        self.unclaimed += 1;
         self.link(block, slot);
     }
 
     fn link(&mut self, block: BlockId, slot: u32) {
         self.beta.chain.node(slot).block = block;
         self.slots[block as usize] = slot;
+    }
+
+    /// Takes the node of a block that no request has named: its lists keep what they see of it.
+    fn release(&mut self, slot: u32) {
+        let block = self.beta.chain.nodes[slot as usize].block;
+        self.slots[block as usize] = NONE;
+        self.unlink(slot);
+    }
+
+    /// Makes room for what a request names, at the cost of what none has named.
+    fn claim_room(&mut self, wanted: usize) {
+        // Round all nodes, a part of them for each request.
+        for _ in 0..MIN_SEARCH.max(wanted.saturating_mul(SEARCH_EACH)) {
+            if self.beta.chain.room() >= wanted || self.unclaimed == 0 {
+                return;
+            }
+            self.search = (self.search + 1) % self.beta.chain.nodes.len() as u32;
+            if self.is_unclaimed(self.search) {
+                self.release(self.search);
+            }
+        }
     }
 
     /// Makes a node that is remembered resident, and all before it.
@@ -221,6 +262,7 @@ impl Predictor {
         let node = self.beta.chain.node(slot);
         node.block = NONE;
         if node.has(UNCLAIMED) {
+            self.unclaimed -= 1;
             self.beta.chain.let_go(slot);
         } else {
             self.settle(slot);

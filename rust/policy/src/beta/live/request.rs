@@ -39,6 +39,12 @@ impl Predictor {
             // It may have been what was forgotten.
             [_, _, known] = self.beta.look_up(&request);
         }
+        let wanted = keys.len() - known;
+        if self.beta.chain.room() < wanted {
+            // The request's own first: they are named now, and get others.
+            self.release_own(accesses.ids, known.saturating_sub(before));
+            self.claim_room(wanted);
+        }
         let fit = known + self.beta.chain.room().min(keys.len() - known);
         request.blocks = &keys[..fit];
         request.prompt = prompt.min(fit);
@@ -60,6 +66,16 @@ impl Predictor {
         self.beta.maintain();
         self.tell_lists();
         (self.keys, self.types) = (keys, types);
+    }
+
+    /// Takes the nodes of those of the request's blocks, from one on, that no request has named.
+    fn release_own(&mut self, ids: &[Option<BlockId>], from: usize) {
+        for block in ids.iter().skip(from).flatten() {
+            let own = self.slot(*block).filter(|slot| self.is_unclaimed(*slot));
+            if let Some(slot) = own {
+                self.release(slot);
+            }
+        }
     }
 
     /// The keys of the request's blocks, behind those of the blocks before them: a request that

@@ -354,3 +354,56 @@ fn a_turn_that_is_told_counts() {
     assert_eq!(accesses(&mut toy, 0), 8);
     assert_eq!(accesses(&mut toy, 2), 9, "it never goes back");
 }
+
+/// A store of `count` blocks of which none was named yet, with the least memory that there may be.
+fn restored(count: u32) -> Predictor {
+    let mut predictor = Predictor::new(BetaOptions::SPEC, MIN_METADATA_BYTES, 1);
+    let block_type = BlockType::User;
+    let facts = |key| Facts { shape: SHAPE, depth: 0, block_type, key, parent: None, age: 0 };
+    let each = |block: u32| (block, facts(u64::from(block)), Standing::Candidate);
+    predictor.restored(Tier::Dram, &mut (0..count).map(each), 1_000_000_000);
+    predictor
+}
+
+#[test]
+fn a_request_is_learned_though_what_was_restored_has_taken_all_memory() {
+    let count = 60_000;
+    let mut predictor = restored(count);
+    assert_eq!(predictor.beta.chain.room(), 0, "more blocks than nodes");
+    // One that has nodes of its own, and one that memory was short for.
+    for blocks in [0..8u32, count - 8..count] {
+        let keys: Vec<u64> = blocks.clone().map(u64::from).collect();
+        let ids: Vec<Option<BlockId>> = blocks.clone().map(Some).collect();
+        for turn in 1..4 {
+            let now = u64::from(turn) * 60_000_000_000;
+            let owned = Owned { now, session: Some(1), blocks: keys.clone(), ..scan(0) };
+            let request = owned.request();
+            predictor.requested(&Accesses { request, ids: &ids, turn, bare: false });
+        }
+        for block in blocks {
+            let slot = predictor.slot(block).expect("it has a node");
+            assert!(
+                !predictor.is_unclaimed(slot)
+                    && predictor.beta.chain.nodes[slot as usize].count == 3
+            );
+        }
+    }
+    assert!(predictor.metadata_bytes() <= MIN_METADATA_BYTES as usize + 40 * count as usize);
+    let unclaimed = predictor.beta.chain.nodes.iter().filter(|n| n.has(UNCLAIMED)).count();
+    assert_eq!(unclaimed, predictor.unclaimed);
+}
+
+#[test]
+fn what_comes_when_memory_is_short_is_not_the_oldest() {
+    let count = 60_000;
+    let mut predictor = restored(count);
+    let (key, block_type) = (u64::from(count), BlockType::User);
+    let facts = Facts { shape: SHAPE, depth: 0, block_type, key, parent: None, age: 0 };
+    predictor.inserted(Tier::Dram, count, &facts, 100_000_000_000);
+    predictor.set_standing(Tier::Dram, count, Standing::Candidate);
+    assert!(predictor.slot(count).is_none());
+    let worth = |block| predictor.worth(Tier::Dram, block);
+    assert!(worth(count) > worth(0) && worth(count) > worth(count - 1), "the newest");
+    let (last, cell) = predictor.tiers[Tier::Dram as usize].seen(count).expect("listed");
+    assert_eq!((last, cell), (100.0, predictor.first_cell(BlockType::Unknown)));
+}
