@@ -311,3 +311,21 @@ fn a_record_whose_disk_does_not_answer_stops_nobody() {
     std::thread::spawn(move || std::io::copy(&mut &reader, &mut std::io::sink()));
     store.close();
 }
+
+#[test]
+fn a_request_claims_what_is_before_it_though_no_request_named_that() {
+    let store = Store::open(&memory_only(1 << 20)).expect("opens");
+    let ns = namespace(&store);
+    let keys = support::chain(&ns, 1, 4);
+    let put = store.put(&ns, &keys, support::blocks_of(&keys), &PutOptions::default());
+    assert_eq!(put.expect("open").wait().stored(), 4);
+    for used in [&keys[2..], &keys[..]] {
+        let session = "one".to_owned();
+        let request = store.begin_request(RequestContext { session, ..Default::default() });
+        request.observe(&ns, used, 0);
+        request.finish(0, 0);
+    }
+    let (requests, reuses) = learned(&store);
+    // A second chain would be four new blocks.
+    assert!(requests == 2 && reuses > 0.5, "{reuses} reuses");
+}

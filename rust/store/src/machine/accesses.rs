@@ -68,13 +68,22 @@ pub(super) struct Scratch {
 }
 
 impl Machine {
-    /// One access a block: the policy takes leaves first.
+    /// One access a block: the policy takes leaves first. A request that begins in the midst of a
+    /// chain uses what is before it.
     pub(super) fn accessed(&mut self, access: &Access) {
         let Scratch { mut numbers, mut ids, mut types } = std::mem::take(&mut self.scratch);
         numbers.clear();
         ids.clear();
         types.clear();
-        let Sizes { prompt, tokens, block_tokens } = self.sizes(access);
+        let Sizes { mut prompt, mut tokens, block_tokens } = self.sizes(access);
+        for id in self.before(access) {
+            let block = self.table.get(id).expect("just found");
+            let info = block.info;
+            (prompt, tokens) = (prompt + 1, tokens.saturating_add(info.tokens));
+            types.push(info.block_type);
+            numbers.push(block.key.key.number());
+            ids.push(Some(id));
+        }
         for key in access.keys.iter() {
             let id = self.table.id(&Self::full(access.ns, *key));
             let info = id.and_then(|id| self.table.get(id)).map(|block| block.info);
@@ -97,6 +106,19 @@ impl Machine {
         let Told { turn, bare, .. } = access.told;
         self.policy.requested(&Accesses { request, ids: &ids, turn, bare });
         self.scratch = Scratch { numbers, ids, types };
+    }
+
+    /// The blocks before the request's first one, root first, as far as they are here.
+    fn before(&self, access: &Access) -> Vec<BlockId> {
+        let first = access.keys.first();
+        let first = first.and_then(|key| self.table.id(&Self::full(access.ns, *key)));
+        let Some(block) = first.and_then(|id| self.table.get(id)) else { return Vec::new() };
+        // What a caller says of parents need not be true.
+        let most = block.info.depth as usize;
+        let above = std::iter::successors(first, |id| self.table.parent_of(*id));
+        let mut before: Vec<BlockId> = above.skip(1).take(most).collect();
+        before.reverse();
+        before
     }
 
     /// How many blocks have to be looked at to learn from a request: those before it count too.

@@ -32,8 +32,11 @@ impl Predictor {
             (std::mem::take(&mut self.keys), std::mem::take(&mut self.types));
         let before = self.assemble(accesses, &mut keys, &mut types);
         let prompt = before + accesses.request.prompt;
+        let told = accesses.request;
+        let tokens = (before as u32).saturating_mul(told.block_tokens);
+        let input_tokens = told.input_tokens.saturating_add(tokens);
         let (blocks, types_of) = (&keys[..], &types[..]);
-        let mut request = Request { now, blocks, types: types_of, prompt, ..accesses.request };
+        let mut request = Request { now, blocks, types: types_of, prompt, input_tokens, ..told };
         let [_, _, mut known] = self.beta.look_up(&request);
         if self.make_room(keys.len() - known) {
             // It may have been what was forgotten.

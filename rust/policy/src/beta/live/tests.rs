@@ -407,3 +407,21 @@ fn what_comes_when_memory_is_short_is_not_the_oldest() {
     let (last, cell) = predictor.tiers[Tier::Dram as usize].seen(count).expect("listed");
     assert_eq!((last, cell), (100.0, predictor.first_cell(BlockType::Unknown)));
 }
+
+#[test]
+fn a_request_that_begins_in_the_midst_of_a_chain_is_as_long_as_the_chain() {
+    let mut toy = Toy::new(predictor(1), 100);
+    toy.play(&scan(1));
+    let mut owned = scan(1);
+    owned.now += 1_000_000_000;
+    owned.blocks.drain(..4);
+    owned.blocks.push(77);
+    (owned.prompt, owned.input_tokens) = (5, 80);
+    toy.finish(&owned, false);
+    let chain = &toy.policy.beta.chain;
+    let new = chain.nodes.iter().find(|node| node.key == 77 && node.count > 0).expect("learned");
+    assert_eq!(new.depth, 8);
+    assert!(!new.has(crate::beta::chain::PARTIAL), "it is full");
+    let serial = toy.policy.beta.sessions.by_label(1_000_001).expect("kept");
+    assert_eq!(toy.policy.beta.sessions.get(serial).expect("kept").tokens, 9 * 16);
+}
