@@ -116,16 +116,16 @@ impl Store {
     pub fn predictor(&self) -> Result<Option<Learned>> {
         self.check_open("predictor")?;
         self.core.learn();
-        Ok(self.core.with_machine(|machine| {
+        // The quantiles take milliseconds, which no call shall wait for.
+        let found = self.core.with_machine(|machine| {
             let policy = machine.policy();
             let name = policy.name();
-            policy.predictor().map(|predictor| Learned {
-                policy: name,
-                requests: predictor.requests(),
-                ghosts: predictor.ghosts() as u64,
-                ages: ages().to_vec(),
-                pairs: predictor.posterior().to_vec(),
-            })
+            let of = |p: &mut Predictor| (name, p.requests(), p.ghosts() as u64, p.evidence());
+            policy.predictor().map(of)
+        });
+        Ok(found.map(|(policy, requests, ghosts, evidence)| {
+            let pairs = evidence.posterior().to_vec();
+            Learned { policy, requests, ghosts, ages: ages().to_vec(), pairs }
         }))
     }
 }

@@ -30,7 +30,7 @@ pub use hazard::PAIRS;
 pub use index::gittins;
 pub use live::Predictor;
 pub use options::BetaOptions;
-pub use posterior::{PairPosterior, ages};
+pub use posterior::{Evidence, PairPosterior, ages};
 
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};

@@ -96,6 +96,11 @@ impl Predictor {
         }
     }
 
+    /// What the posteriors of the 16 pairs are computed from.
+    pub fn evidence(&self) -> super::Evidence {
+        self.beta.evidence()
+    }
+
     /// The posteriors of the 16 pairs.
     pub fn posterior(&self) -> [PairPosterior; super::PAIRS] {
         self.beta.posterior()
