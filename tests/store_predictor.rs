@@ -329,3 +329,51 @@ fn a_request_claims_what_is_before_it_though_no_request_named_that() {
     // A second chain would be four new blocks.
     assert!(requests == 2 && reuses > 0.5, "{reuses} reuses");
 }
+
+fn record_one(config: &StoreConfig, clock: u64, block: u32) {
+    let clock = Arc::new(ManualClock::new(clock));
+    let seams = Seams { clock, ..Seams::default() };
+    let store = Store::open_with(config, &seams).expect("opens");
+    let layout = KvLayout::uniform(block, BLOCK as u64).expect("valid");
+    let ns = store.namespace(&NamespaceSpec::new("m", "w", "f", layout)).expect("valid");
+    let keys = ns.keys_from_tokens(&(0..16).collect::<Vec<u32>>(), None);
+    let request = store.begin_request(RequestContext::default());
+    request.observe(&ns, &keys, 0);
+    request.finish(0, 0);
+    store.close();
+}
+
+#[test]
+fn a_record_is_continued_so_that_a_replay_takes_all_of_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let record = dir.path().join("requests.jsonl");
+    let config = StoreConfig { record: Some(record.clone()), ..memory_only(1 << 20) };
+    record_one(&config, 1_000 * SECOND, 4);
+    let whole = fs::read_to_string(&record).expect("text");
+    // A process was killed in the midst of a line, the clock was set back, another block size.
+    for left in ["{\"timest", &whole[..whole.len() / 2]] {
+        let before = fs::read_to_string(&record).expect("text");
+        fs::write(&record, format!("{before}{left}")).expect("written");
+        fs::set_permissions(&record, fs::Permissions::from_mode(0o644)).expect("set");
+        record_one(&config, SECOND, 8);
+        let after = fs::read_to_string(&record).expect("text");
+        assert!(after.starts_with(&before) && after.len() > before.len(), "{after}");
+        let mode = fs::metadata(&record).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    let trace = read_path(&record).expect("all of it is one trace");
+    assert_eq!((trace.entries().len(), trace.block_tokens), (3, 4));
+    fs::write(&record, &whole[..20]).expect("written");
+    record_one(&config, SECOND, 4);
+    assert_eq!(read_path(&record).expect("a trace").entries().len(), 1, "half a line alone");
+    let held = Store::open(&config).expect("opens");
+    let err = Store::open(&config).expect_err("one store a file").to_string();
+    assert!(err.contains("`record`") && err.contains("another store's"), "{err}");
+    drop(held);
+    for foreign in ["notes\n", "no newline", "\n", "{\"timestamp\":x}\n"] {
+        fs::write(&record, foreign).expect("written");
+        let err = Store::open(&config).expect_err("not a record").to_string();
+        assert!(err.contains("`record`"), "{err}");
+        assert_eq!(fs::read_to_string(&record).expect("text"), foreign, "it is left alone");
+    }
+}

@@ -152,9 +152,9 @@ fn make_core(
     let io = (0..).zip(drives).map(bridge).collect();
     let events = config.event_file.as_deref().map(EventFile::open).transpose()?;
     let now = (seams.clock.now(), seams.clock.unix_nanos());
-    let salt = seams.entropy.next_u64();
-    let record =
-        |path| Recorder::open(path, config.record_bytes, now, salt, seams.threads.as_ref());
+    let mut key = [0; 32];
+    seams.entropy.fill(&mut key);
+    let record = |path| Recorder::open(path, config.record_bytes, now, key, seams.threads.as_ref());
     let recorder = config.record.as_deref().map(record).transpose()?;
     Ok(Arc::new(Core::new(CoreParts {
         machine,

@@ -134,7 +134,7 @@ impl Owner {
         let report = op.wait();
         self.core.stop();
         let left = deadline.saturating_sub(self.core.clock.now());
-        self.core.wait_recorded(Duration::from_nanos(left));
+        self.core.end_recording(Duration::from_nanos(left));
         policy::save(&self.drives, &self.core);
         self.write_checkpoints();
         self.names.finish();

@@ -84,6 +84,14 @@ impl Core {
         }
     }
 
+    /// Records no more, and waits until the file is free, for as long as `limit`.
+    pub(crate) fn end_recording(&self, limit: Duration) {
+        let recorder = self.learning.lock().recorder.take();
+        if let Some(recorder) = recorder {
+            recorder.file().close(limit);
+        }
+    }
+
     /// Body of the timer thread: a step whenever a deadline has passed, and what was accessed is
     /// learned from, until the store is closed.
     pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
