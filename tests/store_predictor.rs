@@ -377,3 +377,26 @@ fn a_record_is_continued_so_that_a_replay_takes_all_of_it() {
         assert_eq!(fs::read_to_string(&record).expect("text"), foreign, "it is left alone");
     }
 }
+
+#[test]
+fn the_newest_of_what_drives_have_learned_counts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = ["a", "b"].map(|name| dir.path().join(name));
+    let both = StoreConfig { nvme_paths: paths.to_vec(), ..config(dir.path(), 4 << 20) };
+    let (old, _) = teach(&both);
+    let path = |at: usize| paths[at].join(LEARNED);
+    assert!(path(0).exists() && !path(1).exists());
+    let earlier = fs::read(path(0)).expect("a file");
+    assert_eq!(teach(&both).0, 2 * old);
+    // The first drive was away meanwhile: what the second has is newer.
+    fs::rename(path(0), path(1)).expect("moved");
+    fs::write(path(0), &earlier).expect("written");
+    let store = Store::open(&both).expect("opens");
+    assert_eq!((learned(&store).0, damaged(&store)), (2 * old, 0));
+    store.close();
+    assert!(path(0).exists() && !path(1).exists(), "one is left");
+    // What another policy learned is no damage.
+    let spec = StoreConfig { policy: EvictionPolicy::BetaSpec, ..both };
+    let store = Store::open(&spec).expect("opens");
+    assert_eq!((learned(&store).0, damaged(&store)), (0, 0));
+}

@@ -9,6 +9,7 @@ use tiered_kv_io::Disk;
 use tiered_kv_policy::beta::{PairPosterior, ages};
 use tiered_kv_policy::{BetaOptions, Lru, Policy, Predictor};
 use tiered_kv_types::learned::{self, LEARNED_HEAD_BYTES};
+use tiered_kv_types::record::Decoded;
 use tiered_kv_types::{EvictionPolicy, Result, StoreConfig};
 
 /// The file's name.
@@ -40,45 +41,81 @@ pub(crate) fn of_config(config: &StoreConfig, tiers_bytes: u64, seed: u64) -> Bo
     Box::new(Predictor::new(options, bytes, seed))
 }
 
-/// Takes in what an earlier process learned: from the first drive that has it. What is damaged is
-/// counted, and the predictor begins anew.
-pub(crate) fn load(drives: &[Drive], machine: &mut Machine) {
-    for drive in drives {
-        match load_from(drive.disk.as_ref(), machine) {
-            Some(true) => return,
-            Some(false) => {
-                tracing::warn!(dir = %drive.path.display(), "what was learned is damaged");
-                machine.counters.learned_damaged += 1;
-            }
-            None => {}
+/// What a drive has of what was learned.
+enum Found {
+    Absent,
+    /// Another policy's.
+    Other,
+    Damaged,
+    /// When it was saved, and what.
+    Sound(u64, Vec<u8>),
+}
+
+fn read(disk: &dyn Disk, predictor: &Predictor) -> Found {
+    let bytes = match disk.read_file(LEARNED, MAX_BYTES) {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => return Found::Absent,
+        Err(err) => {
+            tracing::warn!(%err, "what was learned cannot be read");
+            return Found::Damaged;
         }
+    };
+    match learned::decode(&bytes) {
+        Decoded::Valid((_, payload)) if predictor.is_of_another(payload) => Found::Other,
+        Decoded::Valid((saved, payload)) => Found::Sound(saved, payload.to_vec()),
+        _ => Found::Damaged,
     }
 }
 
-/// Whether there was a file, and whether it was sound.
-fn load_from(disk: &dyn Disk, machine: &mut Machine) -> Option<bool> {
-    let predictor = machine.policy().predictor()?;
-    let bytes = match disk.read_file(LEARNED, MAX_BYTES) {
-        Ok(bytes) => bytes?,
-        Err(err) => {
-            tracing::warn!(%err, "what was learned cannot be read");
-            return Some(false);
+/// Takes in what an earlier process learned: the newest of what the drives have. What is damaged is
+/// counted; where nothing is sound the predictor begins anew.
+pub(crate) fn load(drives: &[Drive], machine: &mut Machine) {
+    let Some(predictor) = machine.policy().predictor() else { return };
+    let (mut sound, mut damaged) = (Vec::new(), 0);
+    for drive in drives {
+        match read(drive.disk.as_ref(), predictor) {
+            Found::Sound(saved, payload) => sound.push((saved, payload)),
+            Found::Damaged => {
+                tracing::warn!(dir = %drive.path.display(), "what was learned is damaged");
+                damaged += 1;
+            }
+            Found::Other => {
+                tracing::info!(dir = %drive.path.display(), "another policy has learned here");
+            }
+            Found::Absent => {}
         }
-    };
-    Some(learned::decode(&bytes).valid().is_some_and(|payload| predictor.load(payload)))
+    }
+    sound.sort_by_key(|(saved, _)| std::cmp::Reverse(*saved));
+    let refused = sound.iter().take_while(|(_, payload)| !predictor.load(payload)).count();
+    machine.counters.learned_damaged += damaged + refused as u64;
 }
 
-/// Writes what was learned to the first drive that takes it.
+/// Writes what was learned to the first drive that takes it, and removes what others have.
 pub(crate) fn save(drives: &[Drive], core: &Core) {
-    for drive in drives {
+    // Later than what is there, though the clock may have been set back.
+    let saved = |drive: &Drive| {
+        let bytes = drive.disk.read_file(LEARNED, MAX_BYTES).ok().flatten()?;
+        learned::decode(&bytes).valid().map(|(saved, _)| saved)
+    };
+    let newest = drives.iter().filter_map(saved).max().unwrap_or(0);
+    let now = core.clock.unix_nanos().max(newest.saturating_add(1));
+    for (number, drive) in drives.iter().enumerate() {
         let most = usize::try_from(file_bytes(drive.slot_bytes())).unwrap_or(usize::MAX);
         let save = |predictor: &mut Predictor| predictor.save(most - LEARNED_HEAD_BYTES);
         let payload = core.with_machine(|m| m.policy().predictor().map(save));
         let Some(payload) = payload.filter(|payload| !payload.is_empty()) else { return };
-        match drive.disk.write_file(LEARNED, &learned::encode(&payload)) {
-            Ok(()) => return,
-            Err(err) => tracing::warn!(%err, "what was learned was not written"),
+        if let Err(err) = drive.disk.write_file(LEARNED, &learned::encode(&payload, now)) {
+            tracing::warn!(%err, "what was learned was not written");
+            continue;
         }
+        for (_, other) in drives.iter().enumerate().filter(|(other, _)| *other != number) {
+            if let Ok(Some(_)) = other.disk.read_file(LEARNED, MAX_BYTES)
+                && let Err(err) = other.disk.remove(LEARNED)
+            {
+                tracing::warn!(%err, "what was learned earlier was not removed");
+            }
+        }
+        return;
     }
 }
 

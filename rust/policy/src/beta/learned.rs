@@ -106,6 +106,12 @@ impl Beta {
         cells
     }
 
+    /// Whether bytes are what another policy has learned.
+    pub(crate) fn is_of_another(&self, bytes: &[u8]) -> bool {
+        let number = Source(bytes).take().map(u64::from_le_bytes);
+        number.is_some_and(|number| number != number_of(self.options.name))
+    }
+
     /// Takes in what [`Beta::save`] gave; false, and nothing is changed, where it is anything else.
     pub(crate) fn load(&mut self, bytes: &[u8]) -> bool {
         let (mut scores, mut pace) = (self.scores.clone(), self.pace.clone());

@@ -121,6 +121,11 @@ impl Predictor {
         self.beta.save(most)
     }
 
+    /// Whether bytes are what a predictor with other options saved.
+    pub fn is_of_another(&self, bytes: &[u8]) -> bool {
+        self.beta.is_of_another(bytes)
+    }
+
     /// Takes in what [`Predictor::save`] gave; false, and nothing is changed, where it is anything
     /// else.
     pub fn load(&mut self, bytes: &[u8]) -> bool {
