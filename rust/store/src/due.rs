@@ -13,8 +13,8 @@ const MANY: u8 = 2;
 pub(crate) struct Due(AtomicU8);
 
 impl Due {
-    /// Something was brought, and `many` wait. Whether the taker has to be woken: once for some, and
-    /// once more for many.
+    /// Something was brought, and `many` wait. Whether the taker has to be woken: once for some,
+    /// and once more for many.
     pub(crate) fn tell(&self, many: bool) -> bool {
         let news = if many { SOME | MANY } else { SOME };
         self.0.fetch_or(news, Ordering::AcqRel) & news != news

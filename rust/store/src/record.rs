@@ -138,7 +138,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Opens or makes the file, which takes up to `most` bytes; what it holds is kept and continued.
+    /// Opens or makes the file, which takes up to `most` bytes; what it holds is continued.
     pub(crate) fn open(
         path: &Path,
         most: u64,
