@@ -60,16 +60,18 @@ pub(super) enum Found {
 pub(super) struct Oracle {
     keys: BTreeMap<BlockKey, Known>,
     durable: BTreeMap<BlockKey, Promise>,
+    /// There is no T1: a block that cannot be written is nowhere, nor is what it replaced.
+    staging: bool,
     /// Promises that were checked after a restart.
     pub(super) checked: u64,
 }
 
-/// Whether an event can explain that a key is gone altogether.
-fn removes(kind: LogKind) -> bool {
-    matches!(kind, LogKind::Evicted | LogKind::Fault(_) | LogKind::Deleted)
-}
-
 impl Oracle {
+    /// The oracle of a store with or, where it is `staging`, without T1.
+    pub(super) fn new(staging: bool) -> Self {
+        Self { staging, ..Self::default() }
+    }
+
     /// A put may make this payload visible at any moment from now on.
     pub(super) fn offered(&mut self, key: BlockKey, version: u64) {
         let known = self.keys.entry(key).or_default();
@@ -183,6 +185,11 @@ impl Oracle {
         if !gone || known.current.is_none() || known.at >= asked {
             return;
         }
+        let removes = |kind| match kind {
+            LogKind::Evicted | LogKind::Fault(_) | LogKind::Deleted => true,
+            LogKind::Undurable => self.staging,
+            _ => false,
+        };
         let explains = |e: &LogEntry| e.key == key && e.seq >= known.since && removes(e.kind);
         assert!(log.iter().any(explains), "{key:?}: {reason:?} without a cause");
         known.current = None;

@@ -168,7 +168,7 @@ impl World {
             calls: BTreeMap::new(),
             leases: Vec::new(),
             holds: Vec::new(),
-            oracle: Oracle::default(),
+            oracle: Oracle::new(staging),
             log: Vec::new(),
             logged_before: 0,
             struck_by: Default::default(),
