@@ -155,11 +155,13 @@ fn case_8_a_buffer_whose_read_failed_is_not_reported_filled_and_not_touched() {
     store.close();
     drop(store);
     let store = open();
-    let reads = AtomicUsize::new(0);
-    disk.set_fault(Some(Box::new(move |op| {
-        let read = matches!(op, DiskOp::ReadAt { .. });
-        let fails = read && reads.fetch_add(1, Ordering::SeqCst) % 2 == 1;
-        fails.then(|| io::Error::other("planted"))
+    // By place, not by count: how many of the reads are joined into one call depends on the moment,
+    // as does the order in which they end; so two of them, where three in a row open the circuit.
+    disk.set_fault(Some(Box::new(|op| match op {
+        DiskOp::ReadAt { offset, len, .. } => {
+            (offset / len as u64 % 4 == 1).then(|| io::Error::other("planted"))
+        }
+        _ => None,
     })));
     let canary = vec![vec![0xa5; support::BLOCK]; 8];
     let options = GetOptions { timeout: Some(LONG), ..GetOptions::default() };
@@ -177,10 +179,10 @@ fn case_8_a_buffer_whose_read_failed_is_not_reported_filled_and_not_touched() {
         };
         assert!(*buffer == whole, "{item:?}");
     }
-    assert_eq!(failed, 4, "every second read");
+    assert_eq!(failed, 2, "every fourth read");
     let stats = store.stats();
     let missed: u64 = stats.misses.iter().map(|(_, n)| n).sum();
-    assert_eq!((stats.nvme.hits, missed, stats.requested), (4, 4, 8));
+    assert_eq!((stats.nvme.hits, missed, stats.requested), (6, 2, 8));
 }
 
 #[test]

@@ -27,6 +27,8 @@ CALL_BYTES = 16 << 20
 """Bytes of one put."""
 READ_DEPTH, WRITE_DEPTH, WRITE_BYTES = 128, 64, 32 << 20
 """Operations, and bytes of writes, that the store's ring hands to the kernel at once."""
+READ_BYTES = 256 << 20
+"""Of reads no more: fio has memory of its own for each."""
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 
 
@@ -67,7 +69,8 @@ class Fio:
             command += [f"--numjobs={threads}", f"--offset_increment={VOLUME // threads}"]
             if engine == "io_uring":
                 writes = min(WRITE_DEPTH, WRITE_BYTES // block_bytes)
-                depth = writes if do == "write" else READ_DEPTH
+                reads = min(READ_DEPTH, READ_BYTES // block_bytes)
+                depth = writes if do == "write" else reads
                 command += [f"--iodepth={depth}", "--fixedbufs=1", "--registerfiles=1"]
             if do == "write":
                 command += [f"--fdatasync={GROUP_BYTES // block_bytes}", "--end_fsync=1"]

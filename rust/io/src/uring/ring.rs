@@ -203,12 +203,27 @@ impl Ring {
         }
     }
 
-    /// The count that operations of this priority are bounded by.
-    fn live_of(&mut self, priority: Priority) -> Option<&mut usize> {
-        match priority {
-            Priority::Load | Priority::Scrub => None,
-            Priority::Commit => Some(&mut self.live_commits),
-            Priority::Store => Some(&mut self.live_stores),
+    /// Books an operation that the kernel has from now on.
+    fn begins(&mut self, op: &RingOp) {
+        match op.priority {
+            Priority::Load | Priority::Scrub => {}
+            Priority::Commit => self.live_commits += 1,
+            Priority::Store => {
+                self.live_stores += 1;
+                self.live_store_bytes += op.bytes();
+            }
+        }
+    }
+
+    /// Books one that the kernel has no more.
+    fn ends(&mut self, op: &RingOp) {
+        match op.priority {
+            Priority::Load | Priority::Scrub => {}
+            Priority::Commit => self.live_commits -= 1,
+            Priority::Store => {
+                self.live_stores -= 1;
+                self.live_store_bytes -= op.bytes();
+            }
         }
     }
 
@@ -221,12 +236,7 @@ impl Ring {
         match prepare(request, &*self.parts.shared.disk, &self.buffers) {
             Prepared::Ring(mut op) => {
                 op.file_index = id.and_then(|id| self.files.index(&self.ring, id, &op.file));
-                if let Some(live) = self.live_of(op.priority) {
-                    *live += 1;
-                }
-                if op.priority == Priority::Store {
-                    self.live_store_bytes += op.bytes();
-                }
+                self.begins(&op);
                 let place = self.free.pop().expect("checked by the caller");
                 self.ops[place] = Some(op);
                 self.enter(place);
@@ -315,12 +325,7 @@ impl Ring {
                 Next::Ended(result) => {
                     let op = self.ops[place].take().expect("just seen");
                     self.free.push(place);
-                    if let Some(live) = self.live_of(op.priority) {
-                        *live -= 1;
-                    }
-                    if op.priority == Priority::Store {
-                        self.live_store_bytes -= op.bytes();
-                    }
+                    self.ends(&op);
                     self.done.push(op.end(result));
                     self.progress = None;
                 }

@@ -1,7 +1,7 @@
 //! Single decisions of the machine, with its commands performed by hand.
 
 use super::crash_points::bench::{Bench, Order, blank};
-use crate::machine::{Command, Event, GetTarget, Outcome, PutItem, Quota};
+use crate::machine::{Command, Doomed, Event, GetTarget, Outcome, PutItem, Quota};
 use std::sync::Arc;
 use tiered_kv_io::{Disk, DiskOp, FileId, MemDisk};
 use tiered_kv_types::{
@@ -321,21 +321,29 @@ fn a_block_that_leaves_its_drive_while_in_memory_leaves_no_header_there() {
     assert_eq!(believed(&bench), 1, "what is written to other slots now would be found twice");
 }
 
-#[test]
-fn tombstones_retire_once_no_header_is_left_that_they_cover() {
-    let disks = disks();
-    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
+/// A store that block 1 has left: out of memory, then off its drive, where its header stays.
+fn left_by_a_block(disks: &[Arc<MemDisk>]) -> Bench {
+    let mut bench = Bench::open(disks, 1_000_000, Order::OldestFirst);
     bench.put(0, vec![item(1, None)], &[1]);
     bench.settle();
-    // Out of memory, then off its drive: nobody asks for it any more, and its header stays.
     quota(&mut bench, Some(0), None);
     quota(&mut bench, None, Some(0));
     quota(&mut bench, None, None);
-    let ns = bench.ns[0];
+    bench
+}
+
+fn delete(bench: &mut Bench, id: u8) {
+    let (ns, doomed) = (bench.ns[0], Doomed::Keys(vec![key(id)]));
+    bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
+    bench.settle();
+}
+
+#[test]
+fn tombstones_retire_once_no_header_is_left_that_they_cover() {
+    let disks = disks();
+    let mut bench = left_by_a_block(&disks);
     while bench.machine.counters.tombstones_retired == 0 {
-        let doomed = crate::machine::Doomed::Keys(vec![key(1)]);
-        bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
-        bench.settle();
+        delete(&mut bench, 1);
     }
     drop(bench);
     let mut bench = Bench::open(&disks, 2_000_000, Order::OldestFirst);
@@ -345,16 +353,8 @@ fn tombstones_retire_once_no_header_is_left_that_they_cover() {
 #[test]
 fn tombstones_stay_while_a_segment_cannot_be_read_that_they_may_cover() {
     let disks = disks();
-    let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
-    bench.put(0, vec![item(1, None)], &[1]);
-    bench.settle();
-    quota(&mut bench, Some(0), None);
-    quota(&mut bench, None, Some(0));
-    quota(&mut bench, None, None);
-    let doomed = crate::machine::Doomed::Keys(vec![key(1)]);
-    let ns = bench.ns[0];
-    bench.call(|op| Event::Delete { op, ns, doomed, deadline: u64::MAX });
-    bench.settle();
+    let mut bench = left_by_a_block(&disks);
+    delete(&mut bench, 1);
     drop(bench);
     // The first read of each segment, which is opened for it.
     for disk in &disks {
