@@ -149,7 +149,8 @@ impl Driver {
         assert!(self.index.residency(&FULL).0.is_hit(), "a durable block is always to be had");
         let (keys, target) = (vec![KEY], GetTarget::Leases);
         let deadline = u64::MAX;
-        self.step(Event::Get { op, ns: 0, keys, deadline, target, hold: None });
+        let (hold, recompute) = (None, None);
+        self.step(Event::Get { op, ns: 0, keys, deadline, target, hold, recompute });
     }
 
     /// The engine's thread, until both calls have ended and it has nothing to do.

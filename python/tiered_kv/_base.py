@@ -320,10 +320,10 @@ class StoreBase:
         Returns:
             `verdict`, the answer in a sentence; `hits`, the leading blocks that are there; `keys`,
             for each its `key`, `residency` ("dram", "nvme", "loading", "writing", "circuit_open",
-            "absent"), `cause` ("resident", "too_slow", "circuit_open", "writing", "evicted",
-            "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words, and its
-            last `events`; `elsewhere`, other namespaces that have blocks, with the fields in which
-            `ns` differs from them;
+            "absent"), `cause` ("resident", "too_slow", "recompute", "circuit_open", "writing",
+            "evicted", "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words,
+            and its last `events`; `elsewhere`, other namespaces that have blocks, with the fields
+            in which `ns` differs from them;
             `since_unix_ns`, how far back the events go, `complete` where that is the open.
 
         Raises:
@@ -369,7 +369,7 @@ class StoreBase:
             `path`, `state` ("working"; "paused", no writing after faults; "circuit_open", not
             asked until it answers again; "lost"), `backend` with why it is that one, `reason` (how
             its files are opened, or why it is lost), `fault` (why it does not work, and its last
-            error) and `store_id`; `warnings`, what is configured and of no effect; `huge_bytes`;
+            error), `store_id` and `load_bytes_per_s` (at which it has read of late, or None); `warnings`, what is configured and of no effect; `huge_bytes`;
             `regions`, of these `regions_plain` that the kernel does not know beforehand, and the
             `region_reason` why; `attach`, whether other processes can: `listening`, the `reason`
             (where, or why not), `connections` now, and how many were `accepted`, `refused`, and

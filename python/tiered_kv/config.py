@@ -39,6 +39,9 @@ class StoreConfig:
         max_load_bytes: Bytes that may be loading at once; beyond it a `get` is a miss.
         load_timeout_s: Deadline of a load in seconds, where the call names none.
         put_timeout_s: Deadline of a put in seconds, where the call names none.
+        recompute_tokens_per_s: Tokens a second that the engine computes in prefill. A load that is
+            estimated to take longer than computing what it would bring is not begun: it is a miss,
+            `recompute`. None: every load is worth it, unless its call says otherwise.
         drive_stall_s: Seconds without an answer to any read after which a drive counts as stalled:
             what waits for it is a miss then, and it is not asked until it answers again.
         drive_retry_s: Seconds after which a drive that failed repeatedly is tried again.
@@ -77,6 +80,7 @@ class StoreConfig:
     max_load_bytes: Size = 1 << 30
     load_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
+    recompute_tokens_per_s: float | None = None
     drive_stall_s: float = 2.0
     drive_retry_s: float = 5.0
     scrub_bytes_per_s: Size = 0

@@ -110,6 +110,7 @@ fn drive<'py>(py: Python<'py>, drive: &DriveHealth) -> PyResult<Bound<'py, PyDic
     row.set_item("reason", &drive.reason)?;
     row.set_item("fault", &drive.fault)?;
     row.set_item("store_id", &drive.store_id)?;
+    row.set_item("load_bytes_per_s", drive.load_bytes_per_s)?;
     Ok(row)
 }
 

@@ -149,7 +149,7 @@ impl Owner {
     fn write_checkpoints(&self) {
         let conditions = self.core.with_machine(|m| m.drive_conditions());
         for ((number, drive), condition) in (0..).zip(&self.drives).zip(conditions) {
-            if condition != (false, None) {
+            if !condition.is_well() {
                 continue;
             }
             let checkpoint = self.core.with_machine(|m| m.checkpoint(number));

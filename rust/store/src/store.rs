@@ -155,8 +155,17 @@ impl Store {
         if !options.in_request {
             self.core.count_access(ns.number, keys.into(), Told::BARE);
         }
+        let recompute = self.recompute(ns, options);
         let (ns, keys, hold) = (ns.number, keys.to_vec(), options.hold);
-        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, hold })
+        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, hold, recompute })
+    }
+
+    /// Nanoseconds in which the caller would compute one block.
+    fn recompute(&self, ns: &Namespace, options: &GetOptions) -> Option<Nanos> {
+        let by_rate = |rate: f64| f64::from(ns.layout().tokens_per_block()) / rate;
+        let told = options.recompute.map(|time| time.as_secs_f64());
+        let seconds = told.or_else(|| self.config.recompute_tokens_per_s.map(by_rate))?;
+        Some((seconds * 1e9) as Nanos)
     }
 
     /// Brings blocks into the caller's buffers, verified. The buffers come back when neither the

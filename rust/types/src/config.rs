@@ -87,6 +87,10 @@ pub struct StoreConfig {
     pub max_load_bytes: u64,
     /// Deadline of a load in seconds, where the call names none.
     pub load_timeout_s: f64,
+    /// Tokens a second that the engine computes in prefill. A load that is estimated to take longer
+    /// than computing what it would bring is not begun: it is a miss. Absent: every load is worth
+    /// it, unless its call says otherwise.
+    pub recompute_tokens_per_s: Option<f64>,
     /// Deadline of a put in seconds, where the call names none.
     pub put_timeout_s: f64,
     /// Seconds without an answer to any read after which a drive counts as stalled: what waits for
@@ -147,6 +151,7 @@ impl Default for StoreConfig {
             dirty_low_fraction: 0.5,
             max_load_bytes: 1 << 30,
             load_timeout_s: 10.0,
+            recompute_tokens_per_s: None,
             put_timeout_s: 30.0,
             drive_stall_s: 2.0,
             drive_retry_s: 5.0,
@@ -288,6 +293,7 @@ impl StoreConfig {
             segment_bytes: Some(0),
             event_file: Some(PathBuf::new()),
             metadata_bytes: Some(0),
+            recompute_tokens_per_s: Some(1.0),
             record: Some(PathBuf::new()),
             ..Self::default()
         };
@@ -342,6 +348,14 @@ impl StoreConfig {
                     format!("is {value}: give seconds, over 0 and up to 86400"),
                 ));
             }
+        }
+        if let Some(rate) = self.recompute_tokens_per_s
+            && !(rate > 0.0 && rate.is_finite())
+        {
+            return Err(bad(
+                "recompute_tokens_per_s",
+                format!("is {rate}: give tokens a second, over 0"),
+            ));
         }
         for (field, value) in [
             ("load_threads", self.load_threads),

@@ -36,6 +36,10 @@ pub(super) struct GetOp {
     hold: Option<HoldId>,
     /// Why it was ended early, where it was.
     ended: Option<MissReason>,
+    /// Nanoseconds in which the caller would compute one of the blocks, if it has said so.
+    recompute: Option<Nanos>,
+    /// So many of the blocks are worth loading.
+    worth: usize,
     /// Set once its direct reads are no longer wanted.
     cancel: CancelFlag,
 }
@@ -55,6 +59,7 @@ impl GetOp {
         deadline: Nanos,
         target: GetTarget,
         hold: Option<HoldId>,
+        recompute: Option<Nanos>,
     ) -> Self {
         let states = Vec::with_capacity(keys.len());
         Self {
@@ -68,8 +73,18 @@ impl GetOp {
             target,
             hold,
             ended: None,
+            recompute,
+            worth: usize::MAX,
             cancel: CancelFlag::default(),
         }
+    }
+
+    pub(super) fn ns(&self) -> u32 {
+        self.ns
+    }
+
+    pub(super) fn keys(&self) -> &[BlockKey] {
+        &self.keys
     }
 
     /// A direct read has ended.
@@ -102,6 +117,9 @@ impl GetOp {
 impl Machine {
     pub(super) fn get(&mut self, op: OpId, mut get: GetOp, out: &mut Vec<Command>) {
         let deadline = get.deadline;
+        if let Some(recompute) = get.recompute {
+            get.worth = self.worth_loading(&get, recompute);
+        }
         let mut no_space = false;
         for item in 0..get.keys.len() {
             let state = self.find(op, item, &get, &mut no_space, out);
@@ -132,6 +150,9 @@ impl Machine {
             return State::Hit(resident, if self.staging.on { Tier::Nvme } else { Tier::Dram });
         }
         let asked = self.is_asked(id);
+        if asked && item >= get.worth {
+            return self.not_worth(get, item);
+        }
         let block = self.table.get_mut(id).expect("mapped blocks exist");
         if let Some(load) = &mut block.load
             && asked
@@ -190,7 +211,7 @@ impl Machine {
         let reads = self.slab_reads(id);
         let drive = self.table.get(id).expect("mapped blocks exist").home;
         out.push(Command::Load { block: id, drive, reads, into, cancel });
-        self.read_begun(drive);
+        self.read_begun(drive, lens.iter().sum());
         self.index.update(&key, |entry| entry.loading = true);
         self.loading_bytes += lens.iter().sum::<u64>();
         true
@@ -206,7 +227,7 @@ impl Machine {
         let (bytes, doomed, key, home) = (block.bytes(), block.doomed, block.key, block.home);
         let Load { waiters, ahead, .. } = *block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
-        self.read_ended(home, &result, out);
+        self.read_ended(home, bytes, &result, out);
         if doomed {
             self.bury(id);
             return;

@@ -165,6 +165,8 @@ pub(crate) enum Event {
         deadline: Nanos,
         target: GetTarget,
         hold: Option<HoldId>,
+        /// Nanoseconds in which the caller would compute one block.
+        recompute: Option<Nanos>,
     },
     Hold {
         op: OpId,

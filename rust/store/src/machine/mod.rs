@@ -29,6 +29,7 @@ mod scrub;
 mod staging;
 mod table;
 mod usage;
+mod worth;
 
 pub(crate) use accesses::{Access, Sizes, Told};
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
@@ -38,10 +39,9 @@ pub use census::{
     SlabRow, SurveyRow,
 };
 pub(crate) use census::{MAX_EXPLAINED, PAGE_NAMESPACES};
-pub(crate) use circuit::Fault;
 pub use delete::DeleteReport;
 pub(crate) use delete::Doomed;
-pub(crate) use drive::DriveId;
+pub(crate) use drive::{DriveCondition, DriveId};
 pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
@@ -294,8 +294,8 @@ impl Machine {
             Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
             Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
             Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
-            Event::Get { op, ns, keys, deadline, target, hold } => {
-                self.get(op, GetOp::new(ns, keys, deadline, target, hold), out);
+            Event::Get { op, ns, keys, deadline, target, hold, recompute } => {
+                self.get(op, GetOp::new(ns, keys, deadline, target, hold, recompute), out);
             }
             Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
             Event::Release { hold } => self.release(hold),

@@ -296,7 +296,7 @@ fn without_memory_a_held_block_stays_on_its_drive_while_it_is_copied_from() {
     let held = keys.clone();
     bench.call(|op| Event::Hold { op, ns, keys: held, expires: u64::MAX });
     let (target, hold) = (GetTarget::Buffers, None);
-    bench.begin(|op| Event::Get { op, ns, keys, deadline, target, hold });
+    bench.begin(|op| Event::Get { op, ns, keys, deadline, target, hold, recompute: None });
     assert!(bench.perform(), "it is loaded, and not yet copied out");
     let none = Quota { dram_bytes: None, nvme_bytes: Some(0) };
     assert_eq!(bench.machine.set_quota(ns, none), Some(false), "it cannot go");

@@ -34,10 +34,27 @@ pub(super) const JOURNAL_PAGES: u64 = 4;
 /// A call in progress and what it was made with.
 pub(super) enum Call {
     Put(PutCall),
-    Get { keys: Vec<BlockKey>, ns: u32, buffers: Vec<Buffer>, asked: u64 },
-    Flush { keys: Vec<Promised>, asked: u64 },
-    Delete { ns: u32, doomed: Doomed, asked: Now },
-    Hold { keys: Vec<BlockKey>, expires: u64 },
+    /// `choosy`: it has said in what time it would compute a block.
+    Get {
+        keys: Vec<BlockKey>,
+        ns: u32,
+        buffers: Vec<Buffer>,
+        asked: u64,
+        choosy: bool,
+    },
+    Flush {
+        keys: Vec<Promised>,
+        asked: u64,
+    },
+    Delete {
+        ns: u32,
+        doomed: Doomed,
+        asked: Now,
+    },
+    Hold {
+        keys: Vec<BlockKey>,
+        expires: u64,
+    },
     Scrub,
 }
 
@@ -323,10 +340,13 @@ impl World {
             keys.iter().map(|_| Buffer::Heap(vec![CANARY; len])).collect()
         };
         let asked = self.now.mono;
-        let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked });
+        let recompute = (self.draw(4) == 0).then(|| self.draw(2_000_000));
+        let choosy = recompute.is_some();
+        let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked, choosy });
         let deadline = self.now.mono + 1_000_000_000;
         let hold = self.holds.pop().map(|hold| hold.id);
-        self.feed(Event::Get { op, ns, keys: keys.clone(), deadline, target, hold });
+        let keys_asked = keys.clone();
+        self.feed(Event::Get { op, ns, keys: keys_asked, deadline, target, hold, recompute });
         self.finish_request(ns, keys);
     }
 

@@ -242,6 +242,7 @@ impl Bench {
             deadline,
             target: GetTarget::Leases,
             hold: None,
+            recompute: None,
         });
         let Outcome::Get(mut items) = outcome else { panic!("a get ends as a get") };
         let lease = items.pop().expect("one key, one answer").result?;
@@ -274,6 +275,7 @@ impl Bench {
             deadline: u64::MAX,
             target: GetTarget::Buffers,
             hold: None,
+            recompute: None,
         });
         self.damaged = false;
         let Outcome::Into(mut items) = outcome else { panic!("a get_into ends as one") };
