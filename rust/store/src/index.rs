@@ -311,15 +311,15 @@ impl ReadIndex {
         let entry = group.0[table].entry(key);
         let before = entry.resident.clone();
         let result = change(entry);
-        let empty = entry.is_empty();
-        if let Some(before) = before
-            && entry.resident.as_ref().is_none_or(|now| !Arc::ptr_eq(now, &before))
-        {
+        let left = before
+            .filter(|before| entry.resident.as_ref().is_none_or(|now| !Arc::ptr_eq(now, before)));
+        // First: an empty entry ends the searches for what was put behind it.
+        if entry.is_empty() {
+            group.0[table].remove_empty(key);
+        }
+        if let Some(before) = left {
             // Nobody can have begun a batch since: that takes the lock of every group.
             self.settle(at, &group, Some((key, &before)));
-        }
-        if empty {
-            group.0[table].remove_empty(key);
         }
         result
     }
@@ -386,6 +386,31 @@ impl ReadIndex {
 mod tests {
     use super::*;
     use crate::resident::tests::resident;
+
+    #[test]
+    fn what_is_leased_as_a_whole_is_found_behind_a_copy_that_leaves() {
+        use crate::batch::{LeaseBatch, Looked};
+        let freed = FreedSlots::default();
+        let index = Arc::new(ReadIndex::new(1, false, freed.clone()));
+        // Keys that differ where the hash does not look: each is searched for past those before it.
+        let key = |number: u8| {
+            let mut bytes = [0; 32];
+            bytes[31] = number;
+            FullKey { ns: 0, key: BlockKey(bytes) }
+        };
+        for number in 0..32 {
+            index.update(&key(number), |entry| entry.resident = Some(resident(8, &freed)));
+        }
+        for first in 0..31 {
+            let keys: Arc<[BlockKey]> = (first + 1..32).map(|n| key(n).key).collect();
+            let Looked::Leased(batch) = LeaseBatch::lease(&index, 0, &keys, 8, |_| true) else {
+                panic!("all are in memory")
+            };
+            index.update(&key(first), |entry| entry.resident = None);
+            let leased = batch.into_leases().items;
+            assert!(leased.iter().all(Result::is_ok) && leased.len() == keys.len());
+        }
+    }
 
     #[test]
     fn a_copy_that_somebody_holds_is_not_evicted() {
