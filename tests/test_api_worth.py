@@ -10,7 +10,7 @@ from typing import Any
 import api
 import pytest
 
-from tiered_kv import ConfigError, InvalidArgumentError, TieredStore, operator
+from tiered_kv import ConfigError, InvalidArgumentError, TieredStore
 from tiered_kv.blocking import BlockingStore
 
 N = 6
@@ -67,7 +67,7 @@ def test_a_coroutine_gets_the_same_answer_and_the_same_errors(tmp_path: Path) ->
     cold(tmp_path).close()
 
     async def ask() -> None:
-        async with await TieredStore.open(**api.config(tmp_path)) as store:
+        async with TieredStore.open(**api.config(tmp_path)) as store:
             ns = store.namespace(api.spec())
             keys = ns.keys_from_tokens(api.tokens(N))
             assert (await store.get(ns, keys[:32], recompute_s=0)).hits == 1, "not known yet"
@@ -80,4 +80,3 @@ def test_a_coroutine_gets_the_same_answer_and_the_same_errors(tmp_path: Path) ->
                     await store.get(ns, keys, recompute_s=wrong)  # type: ignore[arg-type]
 
     asyncio.run(ask())
-    assert operator is not None
