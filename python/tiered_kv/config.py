@@ -30,6 +30,9 @@ class StoreConfig:
         nvme_paths: Directory of each drive; empty for none. A single path may stand alone. One
             that cannot be opened is lost, and its blocks are misses, where another can.
         nvme_capacity: Bytes that may be allocated on each drive, all files counted.
+        nvme_write_bytes_per_s: Bytes a second that may be written to each drive, over the hours: an
+            hour's may be written at once. Where less than half of that is left, what is worth most
+            is written, and the rest stays in memory only. 0: no bound.
         segment_bytes: Bytes of a segment file. None: min(256 MiB, capacity / 8).
         max_leased_fraction: Part of host memory that leases may pin; beyond it a `get` is a miss.
         dirty_high_fraction: Part of host memory that may wait to be written; beyond it a `put` is
@@ -73,6 +76,7 @@ class StoreConfig:
     staging_capacity: Size = 64 << 20
     nvme_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
     nvme_capacity: Size = 0
+    nvme_write_bytes_per_s: Size = 0
     segment_bytes: Size | None = None
     max_leased_fraction: float = 0.5
     dirty_high_fraction: float = 0.75

@@ -70,6 +70,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
         stall: nanos(config.drive_stall_s),
         retry: nanos(config.drive_retry_s),
+        write_bytes_per_s: config.nvme_write_bytes_per_s,
         scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
     let mut machine = Machine::new(Parts {

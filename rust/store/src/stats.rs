@@ -51,6 +51,8 @@ counters! {
     groups,
     /// Blocks that could not be made durable.
     undurable,
+    /// Of these, those for which the budget of writes had no room.
+    not_admitted,
     /// Block writes that failed.
     write_faults,
     /// Segments that could not be prepared.

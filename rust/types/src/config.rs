@@ -73,6 +73,11 @@ pub struct StoreConfig {
     /// Bytes that T3 may allocate on each drive, all files counted.
     #[serde(deserialize_with = "de_size")]
     pub nvme_capacity: u64,
+    /// Bytes a second that may be written to each drive, over the hours: an hour's may be written at
+    /// once. Where less than half of that is left, what is worth most is written, and the rest stays
+    /// in memory only. 0: no bound. A drive of 1 TB and one write a day lasts with 11 MB a second.
+    #[serde(deserialize_with = "de_size")]
+    pub nvme_write_bytes_per_s: u64,
     /// Bytes of a T3 segment. Absent: min(256 MiB, capacity / 8).
     #[serde(deserialize_with = "de_size_opt")]
     pub segment_bytes: Option<u64>,
@@ -145,6 +150,7 @@ impl Default for StoreConfig {
             staging_capacity: 64 << 20,
             nvme_paths: Vec::new(),
             nvme_capacity: 0,
+            nvme_write_bytes_per_s: 0,
             segment_bytes: None,
             max_leased_fraction: 0.5,
             dirty_high_fraction: 0.75,

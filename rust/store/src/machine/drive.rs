@@ -2,6 +2,7 @@
 //! is asked at all.
 
 use super::circuit::{Circuit, Fault};
+use super::wear::WriteBudget;
 use super::worth::Pace;
 use super::{DriveParts, Limits, SlotAllocator, SlotId};
 use std::collections::BTreeSet;
@@ -46,6 +47,7 @@ pub(super) struct Drive {
     retry: Nanos,
     pub(super) circuit: Circuit,
     pub(super) pace: Pace,
+    pub(super) budget: WriteBudget,
 }
 
 impl Drive {
@@ -62,6 +64,7 @@ impl Drive {
             retry: limits.retry,
             circuit: Circuit::new(limits.stall, limits.retry),
             pace: Pace::default(),
+            budget: WriteBudget::new(limits.write_bytes_per_s),
         }
     }
 

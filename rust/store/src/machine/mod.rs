@@ -29,6 +29,7 @@ mod scrub;
 mod staging;
 mod table;
 mod usage;
+mod wear;
 mod worth;
 
 pub(crate) use accesses::{Access, Sizes, Told};
@@ -79,6 +80,8 @@ pub(crate) struct Limits {
     pub(crate) stall: Nanos,
     /// How long a drive that fails is left alone.
     pub(crate) retry: Nanos,
+    /// Bytes a second that may be written to each drive, over the hours; 0: no bound.
+    pub(crate) write_bytes_per_s: u64,
     /// Bytes a second read back in the background.
     pub(crate) scrub_bytes_per_s: u64,
 }

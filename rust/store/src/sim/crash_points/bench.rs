@@ -378,6 +378,7 @@ fn machine(drives: &[Drive], staging: bool) -> (Machine, Arc<ReadIndex>) {
             held_high_bytes: capacity,
             stall: u64::MAX,
             retry: 1,
+            write_bytes_per_s: 0,
             scrub_bytes_per_s: 0,
         },
         memory: MEMORY,
