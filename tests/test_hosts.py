@@ -175,7 +175,9 @@ def test_case_19_with_64_kib_of_locked_memory(tmp_path: Path) -> None:
     if not call(*drop, *limit, "true"):
         pytest.skip("cannot drop CAP_IPC_LOCK here")
     health = child(tmp_path / "kv", *drop, *limit, sys.executable)
-    assert "not registered" in health["backend_reason"], "said, and no more than slower"
+    # The limit is the user's, so what other processes have locked may leave none for a ring.
+    said = health["backend_reason"]
+    assert "not registered" in said or "limit of locked memory" in said, "and no more than slower"
 
 
 # Case 13: a full disk.
