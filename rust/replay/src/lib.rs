@@ -22,6 +22,6 @@ pub use prefetch::{Prefetched, prefetch, prefetch_rows};
 pub use read::{ReadError, read, read_path};
 pub use report::{Report, prefetch_table, table};
 pub use tiers::{AheadOutcome, Filled, Moved, NodeOutcome, NodeSpec, Served, Service, TierOutcome};
-pub use tiers::{TierSpec, Times, Why, node, nodes};
+pub use tiers::{TierSpec, Times, Why, node, nodes, nodes_json};
 pub use trace::{Builder, Entry, Format, Trace};
 pub use write::write;

@@ -132,8 +132,8 @@ fn single(trace: &Trace, policy: &str, pct: f64) -> (f64, usize) {
 #[test]
 fn one_tier_hits_what_a_replay_of_one_cache_hits() {
     for (kind, seed) in [("chat", 7), ("agents", 3), ("zipf", 1), ("flip", 2)] {
-        let trace = generate(kind, 4000, seed).unwrap();
-        for pct in [0.5, 2.0, 10.0] {
+        let trace = generate(kind, 2000, seed).unwrap();
+        for pct in [2.0, 10.0] {
             let hits = |policy| {
                 let (wanted, blocks) = single(&trace, policy, pct);
                 let spec = spec(policy, &[(Tier::Dram, blocks as u64, Filled::Puts)]);
@@ -195,8 +195,8 @@ fn case_21_nothing_is_loaded_that_is_computed_faster() {
 
 #[test]
 fn case_22_what_is_moved_up_is_read() {
-    for (kind, fast, slow) in [("chat", 300, 3000), ("agents", 300, 3000), ("flip", 100, 1000)] {
-        let trace = generate(kind, 6000, 3).unwrap();
+    for (kind, fast, slow) in [("chat", 200, 2000), ("agents", 200, 2000), ("flip", 50, 500)] {
+        let trace = generate(kind, 2500, 3).unwrap();
         let tiers = [(Tier::Dram, fast, Filled::Puts), (Tier::Nvme, slow, Filled::Puts)];
         let found = run(&trace, Options::default(), &spec("beta", &tiers));
         assert!(found.ahead.covered > found.ahead.demanded, "{kind}: {:?}", found.ahead);

@@ -235,3 +235,20 @@ pub fn nodes(
     done.sort_by_key(|(number, _)| *number);
     Ok(done.into_iter().map(|(_, found)| found).collect())
 }
+
+/// [`nodes`] as JSON: an array of descriptions in, one of outcomes out.
+///
+/// # Errors
+/// What is wrong with the descriptions.
+pub fn nodes_json(
+    trace: &Trace,
+    options: Options,
+    specs: &str,
+    threads: usize,
+    progress: &Progress,
+) -> Result<Option<String>, String> {
+    let specs: Vec<NodeSpec> = serde_json::from_str(specs).map_err(|error| error.to_string())?;
+    let found = nodes(trace, options, &specs, threads, progress)?;
+    let text = |found| serde_json::to_string_pretty(&found).map_err(|error| error.to_string());
+    found.map(text).transpose()
+}
