@@ -25,6 +25,12 @@ def add_node_options(parser: Parser) -> None:
     parser.add_argument("--gpus", type=int, help="With --node: GPUs to use. [default: all]")
     parser.add_argument("--tp", type=int, help="With --node: tensor-parallel ranks. [the GPUs]")
     parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="With --node: factor on the capacity of the tiers below HBM. [default: 1]",
+    )
+    parser.add_argument(
         "--waste-budget",
         type=float,
         default=5.0,
@@ -40,7 +46,7 @@ def deployed(options: argparse.Namespace, trace: Any) -> Any:
     """
     from tiered_kv.cli.plan import weights_of
     from tiered_kv.planner.node import load_node
-    from tiered_kv.replay.deployment import deploy, fault
+    from tiered_kv.replay.deployment import LEAST_SCALE, MOST_SCALE, deploy, fault
     from tiered_kv.sizing.read import read_config
 
     for name in ("node", "model"):
@@ -48,10 +54,12 @@ def deployed(options: argparse.Namespace, trace: Any) -> Any:
             raise fault(f"`{name}` is missing: give --{name}")
     if not 0 <= options.waste_budget <= 100:
         raise fault(f"`waste_budget` is {options.waste_budget:g}: give 0 to 100 percent")
+    if not LEAST_SCALE <= options.scale <= MOST_SCALE:
+        raise fault(f"`scale` is {options.scale:g}: give {LEAST_SCALE:g} to {MOST_SCALE:g}")
     node = load_node(options.node)
     spec = read_config(options.model, kv_dtype=options.kv_dtype)
     weights = weights_of(options, spec.name)
-    return deploy(node, spec, weights, trace, gpus=options.gpus, tp=options.tp)
+    return deploy(node, spec, weights, trace, gpus=options.gpus, tp=options.tp, scale=options.scale)
 
 
 def named_tiers(options: argparse.Namespace) -> list[str] | None:

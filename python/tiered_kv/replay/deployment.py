@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiered_kv.errors import InvalidArgumentError
-from tiered_kv.planner.node import TIERS, Figure, Node, Tier
+from tiered_kv.planner.node import Figure, Node, Tier
 from tiered_kv.planner.plan import Batch, Load, plan
 from tiered_kv.planner.weights import Weights
 from tiered_kv.sizing.checks import cut
@@ -19,6 +19,8 @@ HBM = "hbm"
 _DURABLE = ("nvme", "pfs")
 """Tiers that outlive the process: the first that is there is written behind every put."""
 _SHARE = 0.5
+LEAST_SCALE, MOST_SCALE = 1e-6, 1e6
+"""Factors on capacities; beyond them one is a mistake."""
 _LATENT = (Kind.RECURRENT, Kind.LINEAR, Kind.CONV)
 
 
@@ -60,6 +62,7 @@ class Deployment:
         block_tokens: Tokens of a block.
         context: Tokens of a usual request with its output.
         kv_cache_share: Part of HBM's memory for KV that keeps what requests left behind.
+        scale: Factor on the capacity of all tiers below HBM.
     """
 
     node: Node
@@ -70,6 +73,7 @@ class Deployment:
     block_tokens: int
     context: int
     kv_cache_share: Figure[float]
+    scale: float = 1.0
 
     @property
     def block_bytes(self) -> int:
@@ -143,7 +147,7 @@ class Deployment:
     def blocks(self, names: Sequence[str] | None, share: float, scale: float) -> dict[str, int]:
         """Blocks that HBM and each tier of these names hold; those that hold none are left out."""
         sizes = {HBM: self.hbm_bytes(share)} if share else {}
-        sizes |= {tier.name: int(scale * tier.kv_bytes) for tier in self.tiers(names)}
+        sizes |= {tier.name: int(scale * self.scale * tier.kv_bytes) for tier in self.tiers(names)}
         found = {name: size // self.block_bytes for name, size in sizes.items()}
         return {name: count for name, count in found.items() if count}
 
@@ -179,7 +183,7 @@ class Deployment:
             tiers: Names of the tiers below HBM that are used; all by default.
             rates: A service model for each; what moves follows from the first.
             share: In place of `kv_cache_share`.
-            scale: A factor on the capacity of all tiers below HBM.
+            scale: A further factor on the capacity of all tiers below HBM.
             waste_budget: Part of what is moved up that may be moved in vain; 0 for no window.
             seed: Of the policy's draws.
 
@@ -215,6 +219,8 @@ class Deployment:
             f"{self.pair_flops:,} operations for each token and each token before it: 4 x layers x "
             "query heads x head dimension of the configuration, as if all layers attended to all",
         ]
+        if self.scale != 1:
+            told.append(f"the tiers below HBM have {self.scale:g} x the capacity of the node's")
         if any(group.kind in _LATENT for group in self.spec.groups):
             told.append("states of recurrent layers are not stored: hits of this model are fewer")
         figures = [*self.node.figures()]
@@ -241,6 +247,7 @@ def deploy(
     *,
     gpus: int | None = None,
     tp: int | None = None,
+    scale: float = 1.0,
 ) -> Deployment:
     """A model on a node, for the requests of a trace.
 
@@ -251,6 +258,7 @@ def deploy(
         trace: A `tiered_kv.replay.Trace`, which says how large blocks and requests are.
         gpus: GPUs to use; all by default.
         tp: Tensor-parallel ranks of an instance; all GPUs used by default.
+        scale: Factor on the capacity of all tiers below HBM.
 
     Raises:
         InvalidArgumentError: There are not as many GPUs, or the ranks do not divide them.
@@ -269,14 +277,9 @@ def deploy(
         "half of the memory for KV; the rest holds running requests",
     )
     context = max(1, round(tokens / max(1, trace.requests)))
-    return Deployment(node, spec, weights, used, ranks, trace.block_size, context, share)
+    return Deployment(node, spec, weights, used, ranks, trace.block_size, context, share, scale)
 
 
 def written(found: Mapping[str, Any], tier: str) -> int:
     """Blocks that a replay wrote to a tier."""
     return sum(one["blocks"] for one in found["moved"] if one["to"] == tier)
-
-
-def order(names: Sequence[str]) -> list[str]:
-    """Names of tiers, fastest first."""
-    return sorted(names, key=TIERS.index)
