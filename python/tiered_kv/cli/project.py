@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiered_kv.cli.exits import ExitCode
 from tiered_kv.cli.node import add_node_options, deployed
@@ -19,6 +19,7 @@ _ABOUT = (
     "offload, with DRAM, with all tiers by recency, and with all tiers as we do. A projection is "
     "no measurement: every input is printed with its source."
 )
+T = TypeVar("T")
 _REPORT = Path("build/reports/project.json")
 _MOST_BYTES = 64 << 20
 
@@ -78,18 +79,22 @@ def run(args: Sequence[str]) -> int:
 
 
 def _projected(options: argparse.Namespace) -> dict[str, Any]:
-    from tiered_kv.projection.model import usd_per_hour
-    from tiered_kv.projection.run import Facts, Factors, describe, project, replay_all
+    from tiered_kv.projection.model import UNCHANGED, usd_per_hour
+    from tiered_kv.projection.run import Facts, describe, project, replay_all
 
     earlier = None if options.replay is None else _earlier(options.replay)
     trace = None if earlier else open_trace(options)[0]
-    facts = Facts(**earlier["trace"]) if earlier else Facts.of(trace, outputs=options.outputs)
+    if earlier is None:
+        facts = Facts.of(trace, outputs=options.outputs)
+    else:
+        facts = _sound(options.replay, lambda: Facts(**earlier["trace"]))
     deployment = deployed(options, facts)
     # What is missing is told before the replays, not behind them.
-    usd_per_hour(deployment, [tier.name for tier in deployment.node.tiers], Factors())
+    usd_per_hour(deployment, [tier.name for tier in deployment.node.tiers], UNCHANGED)
     described = describe(deployment, options.policy, options.waste_budget / 100)
     if earlier:
-        return project(deployment, facts, _same(earlier, described))
+        replays = _same(earlier, described)
+        return _sound(options.replay, lambda: project(deployment, facts, replays))
     with bar(len(described) * facts.requests, "replaying") as progress:
         replays = replay_all(
             trace,
@@ -121,6 +126,24 @@ def _earlier(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not {"trace", "replays"} <= found.keys():
         raise fault(f"`replay` {path} is no document of `tiered-kv project`: give one", OP)
     return found
+
+
+def _sound(path: Path, make: Callable[[], T]) -> T:
+    """What `make` makes of an earlier document.
+
+    Raises:
+        InvalidArgumentError: The document is not as this command wrote it.
+    """
+    from tiered_kv.errors import TieredKvError
+    from tiered_kv.projection.model import OP
+    from tiered_kv.replay.deployment import fault
+
+    try:
+        return make()
+    except TieredKvError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise fault(f"`replay` {path} is damaged: give the trace, to replay it", OP) from None
 
 
 def _same(earlier: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:

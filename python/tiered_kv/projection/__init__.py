@@ -8,4 +8,4 @@ does is printed beside.
 from tiered_kv.projection.model import Factors
 from tiered_kv.projection.run import CONFIGURATIONS, Facts, project
 
-__all__ = ["CONFIGURATIONS", "Facts", "Factors", "project"]
+__all__ = ["CONFIGURATIONS", "Factors", "Facts", "project"]

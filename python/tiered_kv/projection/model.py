@@ -39,6 +39,9 @@ class Factors:
     prompts: float = 1.0
 
 
+UNCHANGED = Factors()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decoding:
     """Decoding at the largest batch.

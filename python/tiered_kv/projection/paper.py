@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def _needed(
     inputs = [*_INPUTS, _PRICE] if name.startswith("usd") else _INPUTS
     told = []
     for field, title in inputs:
-        factor = _factor(lambda by, field=field: value(Factors(**{field: by})), target)
+        factor = _factor(functools.partial(_changed, value, field), target)
         if factor is not None:
             told.append(f"{title} x {factor:.3g}")
     if relative:
@@ -92,6 +93,10 @@ def _needed(
     if not told:
         return f"no single input within x {_MOST:g} gives {target:g}"
     return f"{target:g} with " + ", or ".join(told)
+
+
+def _changed(value: Callable[[Factors], float], field: str, factor: float) -> float:
+    return value(Factors(**{field: factor}))
 
 
 def _work(name: str, target: float, results: Sequence[Mapping[str, Any]]) -> str:
@@ -112,8 +117,8 @@ def _hits(target: float, results: Sequence[Mapping[str, Any]], ceiling: float) -
     saved = 1 - after["ttft_s"]["mean"] / before["ttft_s"]["mean"]
     return (
         f"{target:g} with {100 * (1 - 1 / target):.0f} % of the mean time saved beyond what HBM "
-        f"saves; here {100 * saved:.0f} %, as {after['hit_pct']:.1f} % of the accesses hit in place "
-        f"of {before['hit_pct']:.1f} % (the trace's ceiling is {ceiling:.1f} %): a trace with "
+        f"saves; here {100 * saved:.0f} %, as {after['hit_pct']:.1f} % of the accesses hit, not "
+        f"{before['hit_pct']:.1f} % (the trace's ceiling is {ceiling:.1f} %): a trace with "
         f"{'more' if saved < 1 - 1 / target else 'less'} reuse"
     )
 

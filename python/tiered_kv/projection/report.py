@@ -48,7 +48,7 @@ def foot_lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{seconds(gpu['step_s'])}, bound by {gpu['binds']}"
     )
     if any((one["prompts_busy_pct"] or 0) > 100 for one in found["results"]):
-        yield "projection, queues: the trace asks for more prompts than the GPUs compute in its time"
+        yield "projection, queues: in its time the trace asks for more than the GPUs compute"
     for one in found["sensitivity"]:
         yield f"input: {one['input']} = {one['value']} ({one['source']})"
     for assumption in found["assumptions"]:

@@ -9,7 +9,13 @@ from typing import Any
 from tiered_kv.planner.plan import Batch
 from tiered_kv.planner.report import figure_of
 from tiered_kv.projection import paper
-from tiered_kv.projection.model import Factors, Projection, decode_efficiency, projected
+from tiered_kv.projection.model import (
+    UNCHANGED,
+    Factors,
+    Projection,
+    decode_efficiency,
+    projected,
+)
 from tiered_kv.replay.deployment import Deployment, Rates
 from tiered_kv.replay.node import SERVICE, replayed
 
@@ -220,7 +226,7 @@ class Projector:
         found: Mapping[str, Any] = self.outcome(run)["services"][_RATES.index(rates)]
         return found
 
-    def of(self, run: Run, factors: Factors = Factors(), rates: Rates = _RATES[0]) -> Projection:
+    def of(self, run: Run, factors: Factors = UNCHANGED, rates: Rates = _RATES[0]) -> Projection:
         """The projection of a replay."""
         return projected(
             self.deployment,
@@ -240,7 +246,7 @@ class Projector:
 
     def gains(
         self,
-        factors: Factors = Factors(),
+        factors: Factors = UNCHANGED,
         rates: Rates = _RATES[0],
         share: float = 1.0,
         scale: float = 1.0,
@@ -279,9 +285,7 @@ def _inputs(deployment: Deployment, facts: Facts) -> list[tuple[str, str, str, A
     """Each main input: its name, its value, its source, and the arguments of `gains` for it."""
     gpu, node = deployment.node.gpu, deployment.node
     decode, share = decode_efficiency(deployment), deployment.kv_cache_share
-    flops, part = gpu.flops, gpu.prefill_efficiency
-    assert flops is not None
-    assert part is not None
+    known = [figure for figure in (gpu.flops, gpu.prefill_efficiency) if figure is not None]
     requests = max(1, facts.requests)
     usd = node.usd_per_hour
     batch = deployment.batch(share.value).largest or 0
@@ -293,10 +297,10 @@ def _inputs(deployment: Deployment, facts: Facts) -> list[tuple[str, str, str, A
     def prefill(factor: float) -> dict[str, Any]:
         return {"rates": Rates(prefill=factor), "factors": Factors(prefill=factor)}
 
-    rate = f"{deployment.gpus} x {flops.written} x {part.value:g}"
+    rate = " x ".join([str(deployment.gpus), *(figure.written for figure in known)])
     reads = f"{deployment.gpus} x {gpu.bandwidth.written} x {decode.value:g}"
     return [
-        ("prefill rate", rate, f"{flops.source}; {part.source}", prefill),
+        ("prefill rate", rate, "; ".join(figure.source for figure in known), prefill),
         ("decode's memory rate", reads, f"{gpu.bandwidth.source}; {decode.source}",
          factors("decode")),
         ("read bandwidth of the tiers", "as described", tiers,

@@ -100,11 +100,10 @@ class Deployment:
             InvalidArgumentError: The node does not say.
         """
         gpu = self.node.gpu
-        for name in ("flops", "prefill_efficiency"):
-            if getattr(gpu, name) is None:
-                raise fault(f"`gpu.{name}` is missing: give it with its source")
-        assert gpu.flops is not None
-        assert gpu.prefill_efficiency is not None
+        if gpu.flops is None:
+            raise fault("`gpu.flops` is missing: give it with its source")
+        if gpu.prefill_efficiency is None:
+            raise fault("`gpu.prefill_efficiency` is missing: give it with its source")
         return self.tp * gpu.flops.value * gpu.prefill_efficiency.value
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tiered_kv.planner.report import figure_of
@@ -133,7 +133,7 @@ def _busy(busy: float, seconds: float) -> float | None:
     return 100 * busy / seconds if seconds > 0 else None
 
 
-def write_s(deployment: Deployment, found: dict[str, Any], name: str) -> float:
+def write_s(deployment: Deployment, found: Mapping[str, Any], name: str) -> float:
     """Seconds that a tier takes for what was written to it; none for HBM, where it is computed."""
     if name == HBM:
         return 0.0

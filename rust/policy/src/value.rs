@@ -29,9 +29,11 @@ pub fn belongs(value: f64, marginal: Option<f64>) -> bool {
     value > 0.0 && marginal.is_none_or(|marginal| value > marginal)
 }
 
-/// What loads from a tier cost besides their bytes, as they were: a latency is shared by all blocks
-/// of a load.
-#[derive(Clone, Copy, Debug)]
+/// How many blocks the loads from a tier had: they share a latency.
+///
+/// Before the first load that counts as nothing. Counted whole it might keep a tier from ever being
+/// filled, so that no load would tell.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Batch {
     loads: f64,
     blocks: f64,
@@ -39,13 +41,6 @@ pub struct Batch {
 
 /// What a load fades by for the next.
 const FADE: f64 = 0.99;
-
-impl Default for Batch {
-    /// Blocks are loaded one by one until loads have told otherwise.
-    fn default() -> Self {
-        Self { loads: 1.0, blocks: 1.0 }
-    }
-}
 
 impl Batch {
     /// A load of so many blocks, of which there is at least one.
@@ -56,7 +51,7 @@ impl Batch {
 
     /// Seconds to load one block of a usual load.
     pub fn load_s(&self, latency_s: f64, block_s: f64) -> f64 {
-        latency_s * self.loads / self.blocks + block_s
+        latency_s * self.loads / self.blocks.max(1.0) + block_s
     }
 }
 
@@ -82,6 +77,8 @@ mod tests {
     #[test]
     fn a_latency_is_shared_by_the_blocks_of_a_load() {
         let mut batch = Batch::default();
+        assert_eq!(batch.load_s(1.0, 0.25), 0.25);
+        batch.loaded(1);
         assert_eq!(batch.load_s(1.0, 0.25), 1.25);
         for _ in 0..2000 {
             batch.loaded(10);

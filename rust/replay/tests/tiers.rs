@@ -195,8 +195,9 @@ fn case_21_nothing_is_loaded_that_is_computed_faster() {
 
 #[test]
 fn case_22_what_is_moved_up_is_read() {
-    for (kind, fast, slow) in [("chat", 200, 2000), ("agents", 200, 2000), ("flip", 50, 500)] {
-        let trace = generate(kind, 2500, 3).unwrap();
+    let cases = [("chat", 2500, 200, 2000), ("agents", 1500, 200, 2000), ("flip", 6000, 100, 1000)];
+    for (kind, requests, fast, slow) in cases {
+        let trace = generate(kind, requests, 3).unwrap();
         let tiers = [(Tier::Dram, fast, Filled::Puts), (Tier::Nvme, slow, Filled::Puts)];
         let found = run(&trace, Options::default(), &spec("beta", &tiers));
         assert!(found.ahead.covered > found.ahead.demanded, "{kind}: {:?}", found.ahead);
