@@ -21,6 +21,9 @@ from tiered_kv.sizing.read import read_config
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "node.toml"
 MODEL = "llama-3-8b"
+# HBM keeps so little that the tiers below matter to a short trace.
+SMALL = EXAMPLE.read_text("utf-8").replace("value = 0.5, source", "value = 0.001, source")
+SCALE = 0.0005
 NONE, DRAM, LRU, OURS = CONFIGURATIONS
 
 
@@ -33,7 +36,7 @@ def deployed(trace: Any, text: str | None = None, **options: Any) -> Any:
 def found() -> dict[str, Any]:
     """A projection of a trace that is made up, on tiers small enough to matter."""
     trace = replay.generate("chat", 600, 7)
-    deployment = deployed(trace, scale=0.0005)
+    deployment = deployed(trace, SMALL, scale=SCALE)
     replays = replay_all(trace, describe(deployment))
     facts = Facts.of(trace)
     return {
@@ -49,7 +52,7 @@ def test_throughput_is_what_prompts_and_steps_leave(found: dict[str, Any]) -> No
     deployment, facts = found["deployment"], found["facts"]
     one = found["projector"].of(Run(NONE))
     served = found["projector"].served(Run(NONE))
-    batch = deployment.batch(0.5)
+    batch = deployment.batch(0.001)
     # A step by hand: 16 GB of weights and each request's cache, at 60 % of eight times 3.35 TB/s.
     context = round((facts.input_tokens + facts.output_tokens) / facts.requests)
     blocks = -(-context // facts.block_size)
@@ -78,9 +81,9 @@ def test_hits_make_all_gains(found: dict[str, Any]) -> None:
 
 
 def test_what_binds_is_the_busiest(found: dict[str, Any]) -> None:
-    text = EXAMPLE.read_text("utf-8").replace('"24 GB/s"', '"1 kB/s"')
+    text = SMALL.replace('"24 GB/s"', '"1 kB/s"')
     trace = replay.generate("chat", 600, 7)
-    slow = Projector(deployed(trace, text, scale=0.0005), found["facts"], found["replays"])
+    slow = Projector(deployed(trace, text, scale=SCALE), found["facts"], found["replays"])
     one = slow.of(Run(OURS))
     assert one.binds == "writes of nvme"
     assert one.requests_per_s < found["projector"].of(Run(OURS)).requests_per_s / 100
@@ -247,8 +250,10 @@ def test_a_damaged_document_is_refused(
         document["replays"][NONE]["outcome"] = {}
     path = tmp_path / "damaged.json"
     path.write_text("{" if damage == "text" else json.dumps(document))
-    arguments = ["project", "--replay", str(path), "--node", str(EXAMPLE), "--model", MODEL]
-    assert cli.main([*arguments, "--scale", "0.0005"]) == 2
+    node = tmp_path / "node.toml"
+    node.write_text(SMALL)
+    arguments = ["project", "--replay", str(path), "--node", str(node), "--model", MODEL]
+    assert cli.main([*arguments, "--scale", str(SCALE)]) == 2
     assert "project: `replay` " in capsys.readouterr().err
 
 

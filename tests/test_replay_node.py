@@ -91,8 +91,11 @@ def test_hits_moves_and_times_agree_with_each_other() -> None:
         assert one["queued_ttft_s"]["mean"] >= one["ttft_s"]["mean"]
 
 
+SMALL_HBM = ("kv_cache_share = { value = 0.5", "kv_cache_share = { value = 0.001")
+
+
 def test_more_tiers_serve_more_and_sooner() -> None:
-    found, trace = deployed(scale=float(SCALE))
+    found, trace = deployed(described_with(*SMALL_HBM), scale=float(SCALE))
     (alone,) = node.run(trace, found, ["lru"], tiers=())["results"]
     (two,) = node.run(trace, found, ["lru"], tiers=("dram", "nvme"))["results"]
     assert [tier["tier"] for tier in alone["tiers"]] == ["hbm"]
@@ -104,7 +107,8 @@ def test_more_tiers_serve_more_and_sooner() -> None:
 
 
 def test_a_drive_slower_than_the_gpus_is_not_loaded_from() -> None:
-    found, trace = deployed(described_with('"52 GB/s"', '"1 MB/s"'), scale=float(SCALE))
+    text = described_with(*SMALL_HBM).replace('"52 GB/s"', '"1 MB/s"')
+    found, trace = deployed(text, scale=float(SCALE))
     (one,) = node.run(trace, found, ["lru"])["results"]
     nvme = next(tier for tier in one["tiers"] if tier["tier"] == "nvme")
     assert nvme["hits"] == nvme["recomputed"] > 0

@@ -40,6 +40,9 @@ def tables(found: Mapping[str, Any]) -> Iterator[Table]:
 
 def foot_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """How it was projected, and every input with its source."""
+    for one in found["paper"]:
+        if one["needed"]:
+            yield f"projection, needed for the paper's {one['title']}: {one['needed']}"
     yield f"projection, times: {found['service']}"
     yield f"projection, throughput: {found['throughput']}"
     gpu = found["results"][0]["decoding"]
@@ -99,13 +102,12 @@ def _sensitivity(found: Mapping[str, Any]) -> Table:
 
 
 def _paper(found: Mapping[str, Any]) -> Table:
-    made = markdown(["projection beside the paper's", "paper", "here", "reproduced", "needed"])
+    made = markdown(["projection beside the paper's", "paper", "here", "reproduced"])
     for one in found["paper"]:
         made.add_row(
             one["title"],
             one["paper"],
             "-" if one["found"] is None else f"{one['found']:,.2f}",
             "yes" if one["reproduced"] else "no",
-            one["needed"] or "-",
         )
     return made

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tiered_kv.planner.node import TIERS
 from tiered_kv.planner.report import figure_of
 from tiered_kv.replay.deployment import HBM, Deployment, written
 
+_PLACES = ("gpu", *TIERS)
 SERVICE = (
     "a request's tiers read at the same time, each latency + bytes / bandwidth, then the rest of "
     "the prompt is computed; as many blocks are loaded as make that the shortest; decoding and "
@@ -117,7 +119,10 @@ def _result(trace: Any, deployment: Deployment, found: dict[str, Any]) -> dict[s
         "misses": found["misses"],
         "recomputed_blocks": served["recomputed_blocks"],
         "tiers": tiers,
-        "moved": [one | {"bytes": one["blocks"] * size} for one in found["moved"]],
+        "moved": sorted(
+            (one | {"bytes": one["blocks"] * size} for one in found["moved"]),
+            key=lambda one: (_PLACES.index(one["from"]), _PLACES.index(one["to"]), one["why"]),
+        ),
         "ahead": ahead | {"wasted_blocks": wasted, "wasted_bytes": wasted * size},
         "ttft_s": served["ttft_s"],
         "queued_ttft_s": served["queued_ttft_s"],
