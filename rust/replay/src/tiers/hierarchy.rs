@@ -2,9 +2,9 @@
 //!
 //! Puts land in the store's first tier and are written behind to those that puts fill; what is
 //! loaded comes into the first tier, and the copy below stays. What the engine's memory had is put
-//! nowhere. Leaves go first in every tier. What leaves a tier is offered to those below that victims
-//! fill, from the fastest on, until one takes it or has it; it is dropped at the first that does
-//! not take it while one further below has it.
+//! nowhere. Leaves go first in every tier. What leaves a tier is offered to those below that
+//! victims fill, from the fastest on, until one takes it or has it; it is dropped at the first that
+//! does not take it while one further below has it.
 
 use super::spec::{Filled, LRU, NodeSpec, Service};
 use serde::Serialize;
