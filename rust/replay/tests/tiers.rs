@@ -231,6 +231,18 @@ fn requests_wait_for_each_other_only_with_queues() {
 }
 
 #[test]
+fn of_what_takes_equally_long_the_most_is_loaded() {
+    let trace = generate("chat", 300, 5).unwrap();
+    let mut spec = spec("lru", &[(Tier::Dram, 5000, Filled::Puts)]);
+    let service = &mut spec.services[0];
+    (service.token_s, service.pair_s) = (0.0, 0.0);
+    let found = run(&trace, Options::default(), &spec);
+    assert!(found.tiers[0].hits > 0);
+    assert_eq!(found.services[0].recomputed_blocks, 0);
+    assert_eq!(found.services[0].read_blocks[0], found.tiers[0].hits);
+}
+
+#[test]
 fn a_fault_of_the_description_names_field_and_remedy() {
     let good = spec("lru", &[(Tier::Dram, 10, Filled::Puts), (Tier::Nvme, 10, Filled::Puts)]);
     good.check().unwrap();
