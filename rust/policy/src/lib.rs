@@ -11,6 +11,7 @@ mod lru;
 mod rng;
 #[cfg(test)]
 mod testing;
+mod value;
 mod window;
 
 pub use beta::{Beta, BetaOptions, Predictor};
@@ -18,6 +19,7 @@ pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
 pub use rng::Rng;
 use tiered_kv_types::{BlockType, Tier};
+pub use value::{Batch, Costs, belongs};
 pub use window::Window;
 
 /// Number of a block in the store's table; reused after the block is gone.

@@ -377,7 +377,7 @@ fn tombstones_stay_while_a_segment_cannot_be_read_that_they_may_cover() {
 }
 
 #[test]
-fn tombstones_of_after_the_open_do_not_retire_with_those_that_it_found() {
+fn a_tombstone_of_after_the_open_outlives_those_that_it_found() {
     let disks = disks();
     let mut bench = Bench::open(&disks, 1_000_000, Order::OldestFirst);
     bench.put(0, vec![item(2, None)], &[1]);
