@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::{BLOCK, GatedDisk, blocks_of, chain, config, memory_only, namespace, seams};
 use tiered_kv::{
-    BlockKey, GetOptions, GroupRule, LookupMode, PutOptions, PutStatus, Residency, Store, Tier,
+    BlockKey, EvictionPolicy, GetOptions, GroupRule, LookupMode, PutOptions, PutStatus, Residency,
+    Store, StoreConfig, Tier,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -295,7 +296,9 @@ fn orphans_are_reclaimed_before_anything_older_and_adopted_when_their_parent_is_
 
 #[test]
 fn a_request_is_counted_leaf_first_and_a_get_outside_of_one_as_a_request_of_its_own() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let policy = EvictionPolicy::Lru;
+    let config = StoreConfig { policy, ..memory_only(512 << 10) };
+    let store = Store::open(&config).expect("opens");
     let ns = namespace(&store);
     // Without parents only the order of the accesses decides.
     let alone = PutOptions { chain: false, ..PutOptions::default() };
@@ -306,6 +309,7 @@ fn a_request_is_counted_leaf_first_and_a_get_outside_of_one_as_a_request_of_its_
     request.observe(&ns, &first, 0);
     request.finish(0, 0);
     drop(store.get(&ns, &second, &GetOptions::default()).expect("open").wait());
+    store.learn();
     put(&store, &chain(&ns, 3, 24), &PutOptions::default());
     let mut order = Vec::new();
     for path in 0..8 {

@@ -5,8 +5,8 @@ mod support;
 use std::time::Duration;
 use support::{BLOCK, blocks_of, bytes_of, chain, config, memory_only, namespace, spec};
 use tiered_kv::{
-    BlockKey, ComputedBy, GetOptions, KvLayout, LookupMode, MissReason, NamespaceSpec, PutOptions,
-    PutStatus, Residency, Store, Tier,
+    BlockKey, ComputedBy, EvictionPolicy, GetOptions, KvLayout, LookupMode, MissReason,
+    NamespaceSpec, PutOptions, PutStatus, Residency, Store, StoreConfig, Tier,
 };
 
 fn hits(store: &Store, keys: &[BlockKey]) -> Vec<bool> {
@@ -281,6 +281,8 @@ fn a_request_counts_one_access_a_block_and_lookups_none() {
     let request = store.begin_request(Default::default());
     request.observe(&ns, &kept, 0);
     request.finish(0, 0);
+    let learned = store.predictor().expect("open").expect("the default predicts");
+    assert_eq!((learned.policy, learned.requests), ("beta", 1));
     put(&store, &chain(&ns, 3, 24));
     assert_eq!(store.lookup(&ns, &kept, LookupMode::Prefix).hits, 8, "used by a request");
     assert_eq!(store.lookup(&ns, &old, LookupMode::Prefix).hits, 0, "only looked up");
@@ -377,7 +379,9 @@ fn two_models(store: &Store) -> [(tiered_kv::Namespace, usize); 2] {
 #[test]
 fn two_models_that_alternate_hand_the_segments_of_a_full_store_over() {
     let dir = tempfile::tempdir().expect("a directory");
-    let config = config(&dir.path().join("kv"), 8 << 20);
+    // By recency, so that it is the segments that decide what is found.
+    let config =
+        StoreConfig { policy: EvictionPolicy::Lru, ..config(&dir.path().join("kv"), 8 << 20) };
     let store = Store::open(&config).expect("opens");
     let models = two_models(&store);
     for round in 0..4u32 {

@@ -53,6 +53,7 @@ def test_calls_of_a_forked_child_raise_and_leave_the_parent_alone(tmp_path: Path
         keys = ns.keys_from_tokens(api.tokens(4))
         others = ns.keys_from_tokens(api.tokens(4, start=1000))
         store.put(ns, keys, blocks)
+        request = store.begin_request()
 
         def body() -> None:
             into = [bytearray(api.BLOCK_BYTES) for _ in range(4)]
@@ -66,6 +67,8 @@ def test_calls_of_a_forked_child_raise_and_leave_the_parent_alone(tmp_path: Path
                 lambda: store.namespace(api.spec()),
                 store.flush,
                 store.begin_request,
+                lambda: request.observe(ns, keys),
+                request.finish,
                 store.stats,
                 store.health,
                 store.audit,

@@ -24,7 +24,7 @@ SLOT = 8192
 
 
 def test_usage_and_quota_by_namespace(tmp_path: Path) -> None:
-    with BlockingStore.open(**api.config(tmp_path)) as store:
+    with BlockingStore.open(**api.config(tmp_path), policy="lru") as store:
         ns, other = store.namespace(api.spec()), store.namespace(api.spec(salt="b"))
         assert store.set_quota(ns, dram_bytes=3 * SLOT, nvme_bytes=2 * SLOT)
         for start in range(0, 6000, 1000):

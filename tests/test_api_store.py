@@ -313,6 +313,7 @@ def test_a_request_counts_each_block_in_its_own_namespace() -> None:
         request.observe(first, keys[0][:32])
         request.observe(second, keys[1][:32])
         request.finish()
+        assert store.predictor() is not None, "takes in what was told so far"
         newer = first.keys_from_tokens(api.tokens(6, start=1000))
         assert store.put(first, newer, api.blocks(6, size=page), chain=False).stored == 6
         assert store.contains(first, keys[0][:32])

@@ -14,7 +14,7 @@ from tiered_kv import cli, replay
 from tiered_kv.cli.exits import ExitCode
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("sizing.md", "planning.md", "replay.md")
+PAGES = ("sizing.md", "planning.md", "replay.md", "project.md")
 
 
 def commands(page: str) -> list[str]:
@@ -59,6 +59,7 @@ def test_the_pages_show_commands() -> None:
     assert len(commands("sizing.md")) >= 2
     assert len(commands("planning.md")) >= 3
     assert len(commands("replay.md")) >= 7
+    assert len(commands("project.md")) >= 2
 
 
 def test_the_fields_of_a_plan_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capaci
         ({"sharers": 0}, "sharers"),
         ({"sharers": True}, "sharers"),
         ({"record": ""}, "record"),
+        ({"record_bytes": "1GiB"}, "record_bytes"),
         ({"record": True}, "record"),
     ],
 )
@@ -49,6 +50,12 @@ def test_each_rank_has_its_directory_and_its_share(tmp_path: Path) -> None:
     config = options.store_config(made, 4)
     assert (config.nvme_capacity, config.dram_capacity) == (256 << 20, 64 << 20)
     assert (config.nvme_paths, config.drive_stall_s) == ((str(made),), 3)
+
+
+def test_the_engine_records_and_not_each_rank(tmp_path: Path) -> None:
+    options = Options.parse({**GOOD, "record": str(tmp_path / "traces")})
+    assert options.record == tmp_path / "traces"
+    assert options.store_config(tmp_path, 1).record is None
 
 
 def test_ranks_share_the_default_memory_too(tmp_path: Path) -> None:

@@ -175,7 +175,10 @@ def test_case_19_with_64_kib_of_locked_memory(tmp_path: Path) -> None:
     if not call(*drop, *limit, "true"):
         pytest.skip("cannot drop CAP_IPC_LOCK here")
     health = child(tmp_path / "kv", *drop, *limit, sys.executable)
-    assert "not registered" in health["backend_reason"], "said, and no more than slower"
+    # What rings of the same user take counts too, for a moment also of those that have ended: where
+    # it leaves no room for a ring, the backend is another one.
+    reason = health["backend_reason"]
+    assert "not registered" in reason or "raise the limit of locked memory" in reason, "said"
 
 
 # Case 13: a full disk.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tiered_kv import _core
 
-from . import calls, copies, drive, opening
+from . import calls, copies, drive, opening, policy
 from ._rows import Row, show, write
 
-PARTS = ("copies", "calls", "drive", "opening")
+PARTS = ("copies", "calls", "drive", "opening", "policy")
 
 
 def machine() -> dict[str, object]:
@@ -38,6 +38,8 @@ def run(part: str, rounds: int, where: Path | None) -> list[Row]:
             return calls.rows(rounds)
         case "drive":
             return drive.rows(rounds, where)
+        case "policy":
+            return policy.rows(rounds)
         case _:
             return opening.rows(rounds, where)
 

@@ -58,6 +58,7 @@ fn machine(arena: &Arena, index: &Arc<ReadIndex>) -> Machine {
             held_high_bytes: SEGMENT,
             stall: u64::MAX / 2,
             retry: u64::MAX / 2,
+            write_bytes_per_s: 0,
             scrub_bytes_per_s: 0,
         },
         memory: Geometry { segment_bytes: 8192, segments: 1, header_stride: 0 },
@@ -149,7 +150,8 @@ impl Driver {
         assert!(self.index.residency(&FULL).0.is_hit(), "a durable block is always to be had");
         let (keys, target) = (vec![KEY], GetTarget::Leases);
         let deadline = u64::MAX;
-        self.step(Event::Get { op, ns: 0, keys, deadline, target, count: false, hold: None });
+        let (hold, recompute) = (None, None);
+        self.step(Event::Get { op, ns: 0, keys, deadline, target, hold, recompute });
     }
 
     /// The engine's thread, until both calls have ended and it has nothing to do.

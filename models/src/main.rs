@@ -10,6 +10,7 @@
 // The shipped sources name the crate below them.
 extern crate self as tiered_kv_io;
 
+mod due_model;
 mod flights;
 mod leases;
 mod memory;
@@ -23,6 +24,8 @@ mod batch;
 mod bitmap;
 #[path = "../../rust/io/src/cancel.rs"]
 mod cancel;
+#[path = "../../rust/store/src/due.rs"]
+mod due;
 #[path = "../../rust/store/src/entries.rs"]
 mod entries;
 #[path = "../../rust/store/src/index.rs"]
@@ -61,7 +64,7 @@ mod answers {
 /// A model: its name, how many preemptions its schedules may have, and what it runs.
 type Model = (&'static str, usize, fn());
 
-const MODELS: [Model; 14] = [
+const MODELS: [Model; 15] = [
     ("slots: a page has one owner at a time", 3, slots::one_owner),
     ("slots: a range is taken whole or not at all", 3, slots::whole_ranges),
     ("slots: what is not taken is given back", 3, slots::neighbours),
@@ -76,6 +79,7 @@ const MODELS: [Model; 14] = [
     ("results: one that nobody waits for is dropped once", 3, results::forgotten),
     ("flights: one load serves two", 2, flights::joined),
     ("flights: one that is given up serves who still waits", 2, flights::given_up),
+    ("learning: what is brought is taken or told", 3, due_model::brought_or_woken),
 ];
 
 fn main() {

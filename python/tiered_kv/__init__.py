@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         TieredKvError,
         UnsupportedError,
     )
+    from tiered_kv.predictor import PairPosterior, Predictor
     from tiered_kv.spec import KvLayout, NamespaceSpec, RequestContext
     from tiered_kv.store import TieredStore
 
@@ -86,6 +87,8 @@ __all__ = [
     "NamespaceSpec",
     "NoSpaceError",
     "NotFoundError",
+    "PairPosterior",
+    "Predictor",
     "PutReport",
     "Region",
     "Request",
@@ -121,6 +124,8 @@ _HOMES = {
     "StorePermissionError": "errors",
     "TieredKvError": "errors",
     "UnsupportedError": "errors",
+    "PairPosterior": "predictor",
+    "Predictor": "predictor",
     "KvLayout": "spec",
     "NamespaceSpec": "spec",
     "RequestContext": "spec",

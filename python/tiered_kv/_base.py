@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tiered_kv import _core, operator
 from tiered_kv.channel import Channel
 from tiered_kv.errors import InvalidArgumentError
+from tiered_kv.predictor import Predictor
 from tiered_kv.spec import NamespaceSpec, RequestContext
 
 if TYPE_CHECKING:
@@ -319,10 +320,10 @@ class StoreBase:
         Returns:
             `verdict`, the answer in a sentence; `hits`, the leading blocks that are there; `keys`,
             for each its `key`, `residency` ("dram", "nvme", "loading", "writing", "circuit_open",
-            "absent"), `cause` ("resident", "too_slow", "circuit_open", "writing", "evicted",
-            "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words, and its
-            last `events`; `elsewhere`, other namespaces that have blocks, with the fields in which
-            `ns` differs from them;
+            "absent"), `cause` ("resident", "too_slow", "recompute", "circuit_open", "writing",
+            "evicted", "deleted", "fault", "throttled", "never_stored", "unknown"), `why` in words,
+            and its last `events`; `elsewhere`, other namespaces that have blocks, with the fields
+            in which `ns` differs from them;
             `since_unix_ns`, how far back the events go, `complete` where that is the open.
 
         Raises:
@@ -339,12 +340,25 @@ class StoreBase:
     def stats(self) -> dict[str, Any]:
         """Counters and gauges: `dram`, `nvme`, `misses`, `counters` and totals.
 
-        Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; `holds` in force, and the
-        `held_bytes` that they keep. With `dram_capacity` 0, `staging_bytes` through which blocks
-        pass, and `staging_used_bytes` of them. `namespaces` has usage and quota of the 64 that use
-        most, in the form of `namespaces()` without their fields.
+        Among these are `leased_bytes`, `dirty_bytes` and `loading_bytes`; the `metadata_bytes` that
+        the policy keeps of blocks; `holds` in force, and the `held_bytes` that they keep. With
+        `dram_capacity` 0, `staging_bytes` through which blocks pass, and `staging_used_bytes` of
+        them. `namespaces` has usage and quota of the 64 that use most, in the form of
+        `namespaces()` without their fields.
         """
         return self._core.stats()
+
+    def predictor(self) -> Predictor | None:
+        """What the reuse predictor has learned up to this call, from earlier processes too.
+
+        Returns:
+            The posterior of each of the 16 pairs; None where `policy` is not a predictor.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
+        found = self._core.predictor()
+        return None if found is None else Predictor.of(found)
 
     def health(self) -> dict[str, Any]:
         """State of the store's parts.
@@ -355,7 +369,7 @@ class StoreBase:
             `path`, `state` ("working"; "paused", no writing after faults; "circuit_open", not
             asked until it answers again; "lost"), `backend` with why it is that one, `reason` (how
             its files are opened, or why it is lost), `fault` (why it does not work, and its last
-            error) and `store_id`; `warnings`, what is configured and of no effect; `huge_bytes`;
+            error), `store_id` and `load_bytes_per_s` (at which it has read of late, or None); `warnings`, what is configured and of no effect; `huge_bytes`;
             `regions`, of these `regions_plain` that the kernel does not know beforehand, and the
             `region_reason` why; `attach`, whether other processes can: `listening`, the `reason`
             (where, or why not), `connections` now, and how many were `accepted`, `refused`, and

@@ -64,9 +64,10 @@ class BlockingStore(StoreBase):
         timeout: float | None = None,
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
+        recompute_s: float | None = None,
     ) -> _core.Leases:
         """Leases blocks; see `tiered_kv.TieredStore.get`."""
-        return self._core.get(ns, keys, timeout, req, hold)
+        return self._core.get(ns, keys, timeout, req, hold, None, recompute_s)
 
     def get_into(
         self,
@@ -77,9 +78,12 @@ class BlockingStore(StoreBase):
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
         on_stall: OnStall = "wait",
+        recompute_s: float | None = None,
     ) -> _core.IntoReport:
         """Brings blocks into the caller's memory; see `tiered_kv.TieredStore.get_into`."""
-        return self._core.get_into(ns, keys, buffers, timeout, req, hold, on_stall=on_stall)
+        return self._core.get_into(
+            ns, keys, buffers, timeout, req, hold, None, on_stall, recompute_s
+        )
 
     def put(
         self,

@@ -106,6 +106,7 @@ class Channel:
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
         on_stall: OnStall = "wait",
+        recompute_s: float | None = None,
     ) -> int:
         """Brings blocks into the caller's memory; see `tiered_kv.TieredStore.get_into`.
 
@@ -118,6 +119,7 @@ class Channel:
             req: The request that counts the accesses.
             hold: A hold of this store, which ends with this call.
             on_stall: Of slots: whether the call waits for a device that stalls, as in `get_into`.
+            recompute_s: Seconds in which the caller would compute one block, as in `get_into`.
 
         Returns:
             The number that the completion will carry.
@@ -128,7 +130,7 @@ class Channel:
             NoSpaceError: See `Channel`.
         """
         done = self._store.get_into(
-            ns, keys, buffers, timeout, req, hold, self._core, on_stall=on_stall
+            ns, keys, buffers, timeout, req, hold, self._core, on_stall, recompute_s
         )
         return _queued(done)
 

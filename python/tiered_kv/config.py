@@ -30,6 +30,9 @@ class StoreConfig:
         nvme_paths: Directory of each drive; empty for none. A single path may stand alone. One
             that cannot be opened is lost, and its blocks are misses, where another can.
         nvme_capacity: Bytes that may be allocated on each drive, all files counted.
+        nvme_write_bytes_per_s: Bytes a second that may be written to each drive, over the hours: an
+            hour's may be written at once. Where less than half of that is left, what is worth most
+            is written, and the rest stays in memory only. 0: no bound.
         segment_bytes: Bytes of a segment file. None: min(256 MiB, capacity / 8).
         max_leased_fraction: Part of host memory that leases may pin; beyond it a `get` is a miss.
         dirty_high_fraction: Part of host memory that may wait to be written; beyond it a `put` is
@@ -39,6 +42,9 @@ class StoreConfig:
         max_load_bytes: Bytes that may be loading at once; beyond it a `get` is a miss.
         load_timeout_s: Deadline of a load in seconds, where the call names none.
         put_timeout_s: Deadline of a put in seconds, where the call names none.
+        recompute_tokens_per_s: Tokens a second that the engine computes in prefill. A load that is
+            estimated to take longer than computing what it would bring is not begun: it is a miss,
+            `recompute`. None: every load is worth it, unless its call says otherwise.
         drive_stall_s: Seconds without an answer to any read after which a drive counts as stalled:
             what waits for it is a miss then, and it is not asked until it answers again.
         drive_retry_s: Seconds after which a drive that failed repeatedly is tried again.
@@ -50,6 +56,14 @@ class StoreConfig:
         event_log_entries: Entries that the event log keeps.
         event_file: File to which each event is written as a line of JSON, before what follows from
             it is done; at 64 MiB it becomes `NAME.1`. None: no file.
+        policy: What decides which block leaves a tier: predicted reuse ("beta", or "beta-spec" as
+            first specified) or the order of use ("lru").
+        metadata_bytes: Most bytes of memory that the predictor keeps of blocks, at least 4 MiB;
+            what it remembers of blocks that left shrinks first. None: 1 % of all tiers, at least
+            64 MiB.
+        record: File to which requests are recorded as a trace for `tiered-kv replay`: ids, times
+            and lengths, no tokens and no names. None: no file.
+        record_bytes: Bytes of that file beyond which nothing more is recorded.
         io_backend: Who reads and writes the drives. "auto": io_uring where it can be had, else
             threads that block.
         load_threads: Threads that serve loads, with the blocking backend.
@@ -62,6 +76,7 @@ class StoreConfig:
     staging_capacity: Size = 64 << 20
     nvme_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = ()
     nvme_capacity: Size = 0
+    nvme_write_bytes_per_s: Size = 0
     segment_bytes: Size | None = None
     max_leased_fraction: float = 0.5
     dirty_high_fraction: float = 0.75
@@ -69,6 +84,7 @@ class StoreConfig:
     max_load_bytes: Size = 1 << 30
     load_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
+    recompute_tokens_per_s: float | None = None
     drive_stall_s: float = 2.0
     drive_retry_s: float = 5.0
     scrub_bytes_per_s: Size = 0
@@ -77,6 +93,10 @@ class StoreConfig:
     on_format_mismatch: Literal["error", "reset"] = "error"
     event_log_entries: int = 65_536
     event_file: str | os.PathLike[str] | None = None
+    policy: Literal["beta", "beta-spec", "lru"] = "beta"
+    metadata_bytes: Size | None = None
+    record: str | os.PathLike[str] | None = None
+    record_bytes: Size = 256 << 20
     io_backend: Literal["auto", "io_uring", "blocking"] = "auto"
     load_threads: int = 2
     store_threads: int = 1

@@ -118,6 +118,9 @@ def _why(found: Row, told: Row) -> str:
             return f"in {found['residency']}"
         case "too_slow":
             return f"stored, but a load of it did not end by its deadline at {at['slow']}"
+        case "recompute":
+            at_once = f"at {at['recompute']} its caller could compute it sooner"
+            return f"stored, and not loaded: {at_once} than the drive would have brought it"
         case "circuit_open":
             return "on a drive that is not asked until it answers again: see health()"
         case "writing":

@@ -110,6 +110,7 @@ class TieredStore(StoreBase):
         timeout: float | None = None,  # noqa: ASYNC109 - a deadline in the core, for the load
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
+        recompute_s: float | None = None,
     ) -> _core.Leases:
         """Leases blocks, loading what is on the drive. A fault is a miss with a reason.
 
@@ -122,17 +123,20 @@ class TieredStore(StoreBase):
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
             hold: A hold of this store, which ends with this call.
+            recompute_s: Seconds in which the caller would compute one block. What a drive would bring
+                later than that is a miss, `recompute`, and is not read. The configuration's
+                `recompute_tokens_per_s` by default.
 
         Returns:
             Read-only views of the blocks, pinned until they are released.
 
         Raises:
-            InvalidArgumentError: `keys`, `ns` or `timeout` is wrong, or `hold` is of another store.
+            InvalidArgumentError: An argument is wrong, or `hold` is of another store.
             UnsupportedError: `dram_capacity` is 0: leases need memory to live in.
             ClosedError: The store is closed.
         """
         waiting = completions()
-        done = self._core.get(ns, keys, timeout, req, hold, waiting.channel)
+        done = self._core.get(ns, keys, timeout, req, hold, waiting.channel, recompute_s)
         if not isinstance(done, int):
             return done
         call = waiting.call(done, _core.Leases)
@@ -149,6 +153,7 @@ class TieredStore(StoreBase):
         req: _core.Request | None = None,
         hold: _core.Hold | None = None,
         on_stall: OnStall = "wait",
+        recompute_s: float | None = None,
     ) -> _core.IntoReport:
         """Brings blocks into the caller's memory, verified.
 
@@ -166,6 +171,7 @@ class TieredStore(StoreBase):
             on_stall: Of slots. "wait": the call ends, by its deadline too, only when the device no
                 longer writes. "bounce": blocks are read into memory of the store and copied last,
                 so that the deadline is kept where a device stalls. Buffers always bounce.
+            recompute_s: As of `get`.
 
         Returns:
             For each block why it was not filled, or None. Of one that was not, the bytes mean
@@ -178,7 +184,7 @@ class TieredStore(StoreBase):
         """
         waiting = completions()
         done = self._core.get_into(
-            ns, keys, buffers, timeout, req, hold, waiting.channel, on_stall=on_stall
+            ns, keys, buffers, timeout, req, hold, waiting.channel, on_stall, recompute_s
         )
         if not isinstance(done, int):
             return done

@@ -22,6 +22,7 @@ KNOWN_FILES = {
     "checkpoint.tkv",
     "attach.sock",
     "namespaces.json",
+    "learned.tkv",
 }
 PAGE_BYTES = 4096
 

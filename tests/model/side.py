@@ -84,6 +84,8 @@ class Side:
             None,
             nvme_paths=[self.root / f"mount{drive}" / "drive" for drive in range(DRIVES)],
             io_backend=self.backend,
+            # Draws and times would let two stores evict different blocks.
+            policy="lru",
             dram_capacity="192KiB",
             nvme_capacity="512KiB",
             max_leased_fraction=0.4,
@@ -140,6 +142,7 @@ class Side:
         used by more than blocks.
         """
         report = self.calls.flush()
+        self.store.predictor()
         assert report.pending == 0
         assert not report.failed or self.store.stats()["counters"]["undurable"]
         assert not report.no_durable_tier
@@ -172,6 +175,7 @@ class Side:
         request = self.store.begin_request()
         request.observe(self.spaces[space], packed)
         request.finish()
+        self.store.predictor()  # Takes it in at once.
 
     def copy_open(self, copied: Callable[[Side], None]) -> None:
         """Takes the drives as they are now, and goes on with these once the store is closed."""

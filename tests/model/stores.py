@@ -34,7 +34,7 @@ Uncertain = Mapping[bytes, Sequence[Version]]
 URING, WHY_NOT = _core.probe_io_uring()
 BACKENDS = ["io_uring", "blocking"] if URING else ["blocking"]
 # They tell of batches, which form as the drives are quick.
-OF_THE_MOMENT = {"groups", "tombstones_retired", "lookups"}
+OF_THE_MOMENT = {"groups", "tombstones_retired", "lookups", "metadata_bytes"}
 
 
 GIVEN_UP = b""
@@ -371,6 +371,6 @@ def flat(stats: Mapping[str, Any]) -> _Flat:
             continue  # Rows of namespaces: what they add up to is there too.
         if isinstance(value, Mapping):
             row.update({f"{name}.{key}": n for key, n in value.items() if key not in OF_THE_MOMENT})
-        else:
+        elif name not in OF_THE_MOMENT:
             row[name] = value
     return row

@@ -91,6 +91,16 @@ class Trace:
         progress: Callable[[int], object] | None = None,
     ) -> list[dict[str, Any]]:
         """Prefetches between two tiers; see `tiered_kv.replay.prefetch`."""
+    def nodes(
+        self,
+        specs: str,
+        *,
+        outputs: bool,
+        labels: bool,
+        threads: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> str:
+        """Replays over the tiers of nodes, JSON in and out; see `tiered_kv.replay.node`."""
     def posterior(
         self,
         capacity: float,

@@ -54,6 +54,7 @@ class Store:
         req: Request | None = None,
         hold: Hold | None = None,
         channel: None = None,
+        recompute_s: float | None = None,
     ) -> Leases: ...
     @overload
     def get(
@@ -64,6 +65,7 @@ class Store:
         req: Request | None,
         hold: Hold | None,
         channel: Channel,
+        recompute_s: float | None = None,
     ) -> Leases | int: ...
     @overload
     def get_into(
@@ -76,6 +78,7 @@ class Store:
         hold: Hold | None = None,
         channel: None = None,
         on_stall: _OnStall = "wait",
+        recompute_s: float | None = None,
     ) -> IntoReport: ...
     @overload
     def get_into(
@@ -88,6 +91,7 @@ class Store:
         hold: Hold | None,
         channel: Channel,
         on_stall: _OnStall = "wait",
+        recompute_s: float | None = None,
     ) -> IntoReport | int: ...
     @overload
     def put(
@@ -143,6 +147,7 @@ class Store:
         self, ns: Namespace, dram_bytes: int | None = None, nvme_bytes: int | None = None
     ) -> bool: ...
     def stats(self) -> dict[str, Any]: ...
+    def predictor(self) -> dict[str, Any] | None: ...
     def health(self) -> dict[str, Any]: ...
     def audit(self) -> dict[str, Any]: ...
     def events(self, since: int | None = None) -> list[dict[str, Any]]: ...

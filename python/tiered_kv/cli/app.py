@@ -18,6 +18,7 @@ from tiered_kv.cli.info import info
 from tiered_kv.cli.ls import inspect, ls
 from tiered_kv.cli.output import error_line
 from tiered_kv.cli.plan import run as run_plan
+from tiered_kv.cli.project import run as run_project
 from tiered_kv.cli.replay import run as run_replay
 from tiered_kv.cli.size import run as run_size
 from tiered_kv.cli.trace import run as run_trace
@@ -93,6 +94,15 @@ def plan(ctx: typer.Context) -> None:
 def replay(ctx: typer.Context) -> None:
     """Say what each eviction policy would have done on a trace of requests."""
     raise typer.Exit(run_replay(ctx.args))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def project(ctx: typer.Context) -> None:
+    """Project time to first token, throughput and cost of a model on a node, from a replay."""
+    raise typer.Exit(run_project(ctx.args))
 
 
 @app.command(

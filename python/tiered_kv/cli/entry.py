@@ -24,6 +24,10 @@ def _dispatch(args: list[str]) -> int:
         from tiered_kv.cli.replay import run as run_replay
 
         return run_replay(args[1:])
+    if args[:1] == ["project"]:
+        from tiered_kv.cli.project import run as run_project
+
+        return run_project(args[1:])
     if args[:1] == ["trace"]:
         from tiered_kv.cli.trace import run as run_trace
 

@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_kv.errors import one_line
@@ -68,3 +69,50 @@ def stdout_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(saved, 1)
         os.close(saved)
+
+
+def write_document(path: Path | None, document: Mapping[str, object]) -> bool:
+    """Writes a document to a file, mode 0600, or to stdout where the path is `-`.
+
+    Returns:
+        Whether it is on stdout, where nothing else belongs then.
+    """
+    if path is None:
+        return False
+    text = json.dumps(document, indent=2) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return True
+    made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(made, "w", encoding="utf-8") as file:
+        file.write(text)
+    return False
+
+
+@contextlib.contextmanager
+def bar(total: int, what: str) -> Iterator[Callable[[int], object] | None]:
+    """A bar on stderr where that is a terminal; what tells it how many requests were applied."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda done: bars.update(task, completed=done)

@@ -135,14 +135,19 @@ def _plan(options: argparse.Namespace) -> Any:
             prefill_tokens_per_s=options.prefill_tokens_per_s,
             request_bytes=0 if extra is None else units.size("request_bytes", extra),
         ),
-        _weights(options, spec.name),
+        weights_of(options, spec.name),
         Parallel(tp, options.pp, options.cp, options.ep, options.dp_attention),
         gpus,
         None if options.reserve is None else units.size("reserve", options.reserve),
     )
 
 
-def _weights(options: argparse.Namespace, model: str) -> Any:
+def weights_of(options: argparse.Namespace, model: str) -> Any:
+    """The `Weights` that `--params`, `--active-params` and `--weight-dtype` describe.
+
+    Raises:
+        InvalidArgumentError: They are not known, or are no numbers.
+    """
     import dataclasses
 
     from tiered_kv.planner import units

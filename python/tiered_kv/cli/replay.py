@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tiered_kv.cli.exits import ExitCode
+from tiered_kv.cli.node import add_node_options, deployed, named_tiers
 from tiered_kv.cli.options import Parser
-from tiered_kv.cli.output import people, print_lines
+from tiered_kv.cli.output import bar, people, print_lines, write_document
 from tiered_kv.cli.traces import TRACE, add_source_options, open_trace
 
 _ABOUT = "Say what each eviction policy would have done on a trace of requests."
@@ -54,6 +51,7 @@ def _parser() -> Parser:
         help="Prefetch between two tiers of these percents, instead of hits of one.",
     )
     add_source_options(parser)
+    add_node_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="Also write JSON; - for stdout.")
     parser.add_argument("--plot", type=Path, help="Also draw it: a .png or .svg file.")
     return parser
@@ -77,7 +75,9 @@ def run(args: Sequence[str]) -> int:
         plot.check(options.plot)
     for field in ("json", "plot"):
         _check_directory(field, getattr(options, field))
-    if options.posterior:
+    if options.node is not None or options.model is not None:
+        _node(options)
+    elif options.posterior:
         _posterior(options)
     elif options.prefetch is not None:
         _prefetch(options)
@@ -134,7 +134,7 @@ def _replay(options: argparse.Namespace) -> None:
     names = _names(options.policies or "all")
     trace, _format = open_trace(options)
     groups = sum(options.seeds if _is_seeded(name) else 1 for name in names)
-    with _progress(groups * len(capacities) * trace.requests, "replaying") as progress:
+    with bar(groups * len(capacities) * trace.requests, "replaying") as progress:
         found = replay.replay(
             trace,
             capacities,
@@ -161,7 +161,7 @@ def _posterior(options: argparse.Namespace) -> None:
     if len(capacity) != 1 or "," in policy:
         raise _bad("posterior", f"{options.capacity} {policy}", "one capacity and one policy")
     trace, _format = open_trace(options)
-    with _progress(trace.requests, "learning") as progress:
+    with bar(trace.requests, "learning") as progress:
         found = replay.posterior(
             trace,
             capacity[0],
@@ -183,7 +183,7 @@ def _prefetch(options: argparse.Namespace) -> None:
     if len(tiers) != 2 or tiers[0] > tiers[1]:
         raise _bad("prefetch", options.prefetch, "FAST:SLOW, the smaller percentage first")
     trace, _format = open_trace(options)
-    with _progress(report.PREFETCH_ROWS * trace.requests, "prefetching") as progress:
+    with bar(report.PREFETCH_ROWS * trace.requests, "prefetching") as progress:
         found = replay.prefetch(
             trace,
             tiers[0],
@@ -193,6 +193,38 @@ def _prefetch(options: argparse.Namespace) -> None:
             progress=progress,
         )
     _show(options, found, report.prefetch_table(found), _no_plot)
+
+
+def _node(options: argparse.Namespace) -> None:
+    from tiered_kv.replay import node, node_report, plot
+
+    for name in ("capacity", "prefetch", "posterior"):
+        if getattr(options, name):
+            raise _bad(name, getattr(options, name), "none with --node: the tiers have capacities")
+    policies = [name for name in (options.policies or "beta,lru").split(",") if name]
+    trace, _format = open_trace(options)
+    deployment = deployed(options, trace)
+    with bar(len(policies) * trace.requests, "replaying") as progress:
+        found = node.run(
+            trace,
+            deployment,
+            policies,
+            tiers=named_tiers(options),
+            waste_budget=options.waste_budget / 100,
+            outputs=options.outputs,
+            labels=not options.no_labels,
+            threads=options.threads,
+            progress=progress,
+        )
+    if options.plot is not None:
+        plot.draw_node(found, options.plot)
+    if write_document(options.json, found):
+        return
+    print_lines(node_report.head_lines(found))
+    for table in node_report.tables(found):
+        print_lines([""])
+        people(as_json=False).print(table)
+    print_lines(["", *node_report.foot_lines(found)])
 
 
 def _no_plot(_found: Mapping[str, Any], _path: Path) -> None:
@@ -209,46 +241,7 @@ def _show(
 
     if options.plot is not None:
         draw(found, options.plot)
-    text = json.dumps(found, indent=2) + "\n"
-    if options.json is not None and str(options.json) == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    if write_document(options.json, found):
         return
-    if options.json is not None:
-        _write(options.json, text)
     print_lines([report.heading(found)])
     people(as_json=False).print(table)
-
-
-def _write(path: Path, text: str) -> None:
-    made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(made, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-@contextlib.contextmanager
-def _progress(total: int, what: str) -> Iterator[Callable[[int], object] | None]:
-    """A bar on stderr where that is a terminal; what tells it how many requests were applied."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=32),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda done: bars.update(task, completed=done)

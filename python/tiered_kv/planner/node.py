@@ -54,6 +54,9 @@ class Gpu:
         reserve: Bytes of each that hold neither weights nor KV: activations, graphs, buffers.
         flops: Dense 16-bit operations a second of each; None if not given.
         prefill_efficiency: Part of them that a prefill reaches; None if not given.
+        decode_efficiency: Part of the memory's bandwidth that decoding reaches; None if not given.
+        kv_cache_share: Part of the memory for KV that keeps what requests left behind; None if not
+            given.
     """
 
     name: str
@@ -63,6 +66,8 @@ class Gpu:
     reserve: Figure[int]
     flops: Figure[int] | None = None
     prefill_efficiency: Figure[float] | None = None
+    decode_efficiency: Figure[float] | None = None
+    kv_cache_share: Figure[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ class Tier:
         bandwidth: Bytes a second that the node reads.
         latency: Seconds until the first byte.
         usd_per_gb: Price of a gigabyte; None if not given.
+        write_bandwidth: Bytes a second that the node writes; None if not given.
+        usd_per_hour: Price of an hour of its capacity; None if not given.
+        usd_per_gb_month: Price of a month of a gigabyte; None if not given.
     """
 
     name: str
@@ -84,6 +92,9 @@ class Tier:
     bandwidth: Figure[int]
     latency: Figure[float]
     usd_per_gb: Figure[float] | None = None
+    write_bandwidth: Figure[int] | None = None
+    usd_per_hour: Figure[float] | None = None
+    usd_per_gb_month: Figure[float] | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -100,18 +111,22 @@ class Node:
         title: What it is, in a line.
         gpu: Its GPUs.
         tiers: Its tiers below HBM, fastest first.
+        usd_per_hour: Price of an hour of it, with all tiers that have no price of their own; None
+            if not given.
     """
 
     name: str
     title: str
     gpu: Gpu
     tiers: tuple[Tier, ...]
+    usd_per_hour: Figure[float] | None = None
 
     def figures(self) -> list[Figure[Any]]:
         """Every figure of the description."""
         found = [getattr(self.gpu, field.name) for field in dataclasses.fields(self.gpu)]
         for tier in self.tiers:
             found += [getattr(tier, field.name) for field in dataclasses.fields(tier)]
+        found.append(self.usd_per_hour)
         return [figure for figure in found if isinstance(figure, Figure)]
 
 
@@ -165,7 +180,7 @@ def parse_node(text: str, name: str) -> Node:
     except (ValueError, RecursionError) as error:  # an integer with too many digits is the former
         raise fault(f"`node` {name} is not TOML: {error}") from None
     known = _Table("", loaded, _sources(loaded))
-    known.only("title", "sources", "gpu", "tiers")
+    known.only("title", "usd_per_hour", "sources", "gpu", "tiers")
     gpu = known.table("gpu")
     gpu.only("name", *(field.name for field in dataclasses.fields(Gpu)))
     tiers = known.table("tiers")
@@ -175,6 +190,7 @@ def parse_node(text: str, name: str) -> Node:
         title=known.text("title"),
         gpu=_gpu(gpu),
         tiers=tuple(_tier(tier, tiers.table(tier)) for tier in TIERS[1:] if tier in tiers.values),
+        usd_per_hour=known.maybe("usd_per_hour", units.price),
     )
 
 
@@ -194,6 +210,8 @@ def _gpu(table: _Table) -> Gpu:
         reserve=table.figure("reserve", units.size),
         flops=table.maybe("flops", units.flops),
         prefill_efficiency=table.maybe("prefill_efficiency", units.share),
+        decode_efficiency=table.maybe("decode_efficiency", units.share),
+        kv_cache_share=table.maybe("kv_cache_share", units.share),
     )
     if not 1 <= gpu.count.value <= 1 << 16:
         raise bad("gpu.count", gpu.count.value, "at least 1 GPU, at most 65,536")
@@ -209,11 +227,17 @@ def _tier(name: str, table: _Table) -> Tier:
         bandwidth=table.figure("bandwidth", units.rate),
         latency=table.figure("latency", units.seconds),
         usd_per_gb=table.maybe("usd_per_gb", units.price),
+        write_bandwidth=table.maybe("write_bandwidth", units.rate),
+        usd_per_hour=table.maybe("usd_per_hour", units.price),
+        usd_per_gb_month=table.maybe("usd_per_gb_month", units.price),
     )
+    if tier.usd_per_hour is not None and tier.usd_per_gb_month is not None:
+        raise fault(f"`tiers.{name}` has `usd_per_hour` and `usd_per_gb_month`: give one")
     if tier.kv_bytes < 0:
         raise fault(f"`tiers.{name}.reserved` is more than its `capacity`: give less")
-    if tier.bandwidth.value == 0:
-        raise bad(f"tiers.{name}.bandwidth", 0, "more than 0")
+    for rate in (tier.bandwidth, tier.write_bandwidth):
+        if rate is not None and rate.value == 0:
+            raise bad(rate.name, 0, "more than 0")
     return tier
 
 

@@ -10,7 +10,7 @@ from tiered_kv.errors import one_line
 from tiered_kv.planner.units import bad, large
 
 FORMATS = (".png", ".svg")
-_COLOURS = {
+TIER_COLOURS = {
     "hbm": "#b22222",
     "dram": "#e07b39",
     "cxl": "#e0b339",
@@ -54,7 +54,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     axes.barh(
         names,
         [tier["kv_bytes"] for tier in tiers],
-        color=[_COLOURS[name] for name in names],
+        color=[TIER_COLOURS[name] for name in names],
     )
     for place, tier in enumerate(tiers):
         axes.annotate(

@@ -52,7 +52,7 @@ def document(found: Plan, batch: int | None = None) -> dict[str, Any]:
         "prefill_tokens_per_s": found.prefill_tokens_per_s,
         "recompute_request_seconds": found.recompute_request_seconds,
         "assumptions": _assumptions(found),
-        "figures": [_figure(figure) for figure in found.node.figures()],
+        "figures": [figure_of(figure) for figure in found.node.figures()],
         "sources": list(found.spec.sources),
     }
 
@@ -67,7 +67,8 @@ def _times(found: Plan) -> float | None:
     return round(found.total_bytes / hbm, 4) if hbm else None
 
 
-def _figure(figure: Any) -> dict[str, Any]:
+def figure_of(figure: Any) -> dict[str, Any]:
+    """A `Figure` as documents have it."""
     return dataclasses.asdict(figure) | {"assumed": figure.assumed}
 
 
@@ -117,7 +118,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"all tiers: {large(found['total_bytes'])} for KV{times}"
     for assumption in found["assumptions"]:
         yield f"assumed: {assumption}"
-    yield from _sources(found)
+    yield from source_lines(found)
 
 
 def _batch(batch: Mapping[str, Any]) -> Iterator[str]:
@@ -140,7 +141,8 @@ def _batch(batch: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {batch['asked']:,} requests {'fit' if batch['asked_fits'] else 'do not fit'}"
 
 
-def _sources(found: Mapping[str, Any]) -> Iterator[str]:
+def source_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each source of the `figures` and of the model's cache, its `sources`."""
     seen: dict[str, list[str]] = {}
     for figure in found["figures"]:
         if not figure["assumed"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_kv.errors import InvalidArgumentError, one_line
+from tiered_kv.planner.plot import TIER_COLOURS
 from tiered_kv.replay.report import means
 from tiered_kv.sizing.checks import shown
 
@@ -111,5 +112,43 @@ def draw_posterior(found: Mapping[str, Any], path: Path) -> None:
     figure.supxlabel("seconds since the last access")
     figure.supylabel("chance to be reused in the bucket, if not before")
     title = f"{found['trace']}, {found['policy']} at {found['capacity_pct']:g} %"
+    figure.suptitle(one_line(title), x=0.01, ha="left", parse_math=False)
+    figure.savefig(path, dpi=150)
+
+
+def draw_node(found: Mapping[str, Any], path: Path) -> None:
+    """Draws the hits of each tier, and the time to the first token, for each policy.
+
+    Args:
+        found: What `tiered_kv.replay.node.run` returned.
+        path: Where to write; its ending decides the format.
+
+    Raises:
+        InvalidArgumentError: The ending is not one of `FORMATS`.
+        OSError: It cannot be written.
+    """
+    check(path)
+    from matplotlib.figure import Figure
+
+    results = found["results"]
+    names = [one["policy"] for one in results]
+    figure = Figure(figsize=(10, 1.8 + 0.6 * len(results)), layout="constrained")
+    hits, times = figure.subplots(1, 2)
+    left = [0.0] * len(results)
+    for at, tier in enumerate(results[0]["tiers"]):
+        widths = [one["tiers"][at]["hit_pct"] for one in results]
+        hits.barh(names, widths, left=left, label=tier["tier"], color=TIER_COLOURS[tier["tier"]])
+        left = [sum(pair) for pair in zip(left, widths, strict=True)]
+    hits.axvline(found["ceiling_pct"], color="black", linestyle=":", label="ceiling")
+    hits.set_xlabel("hits, % of the accesses")
+    for name, colour in (("p99", "#cccccc"), ("p90", "#999999"), ("p50", "#444444")):
+        widths = [one["ttft_s"][name] for one in results]
+        times.barh(names, widths, label=name, color=colour)
+    times.set_xlabel("seconds to the first token, without queues")
+    for axes in (hits, times):
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    title = f"{found['trace']} on {found['node']}, {found['model']}"
     figure.suptitle(one_line(title), x=0.01, ha="left", parse_math=False)
     figure.savefig(path, dpi=150)

@@ -30,7 +30,8 @@ def means(found: Mapping[str, Any], value: str) -> dict[str, dict[float, float]]
     }
 
 
-def _table(head: Sequence[str]) -> Table:
+def markdown(head: Sequence[str]) -> Table:
+    """An empty table as Markdown has them, the first column to the left."""
     from rich.box import MARKDOWN
     from rich.table import Table
 
@@ -48,7 +49,7 @@ def table(found: Mapping[str, Any]) -> Table:
     """
     hits, costs = means(found, "hit_pct"), means(found, "ns_per_block")
     capacities = sorted({result["capacity_pct"] for result in found["results"]})
-    made = _table(["hit %", *(f"{pct:g} %" for pct in capacities), "ns/block"])
+    made = markdown(["hit %", *(f"{pct:g} %" for pct in capacities), "ns/block"])
     for policy, cells in hits.items():
         cost = list(costs[policy].values())
         made.add_row(
@@ -71,7 +72,7 @@ def prefetch_table(found: Mapping[str, Any]) -> Table:
         found: What `tiered_kv.replay.prefetch` returned.
     """
     head = ["prefetch", "fast", "slow", "fast hits %", "slow hits %", "covered %", "moved"]
-    made = _table([*head, "waste %"])
+    made = markdown([*head, "waste %"])
     for row in found["prefetch"]:
         budget = row["budget_pct"]
         window = f"window {row['window']}"
@@ -94,7 +95,7 @@ def posterior_table(found: Mapping[str, Any]) -> Table:
     Args:
         found: What `tiered_kv.replay.posterior` returned.
     """
-    made = _table(["block", "transition", "reused", "90 % interval", "lives", "reuses"])
+    made = markdown(["block", "transition", "reused", "90 % interval", "lives", "reuses"])
     for pair in found["pairs"]:
         made.add_row(
             pair["block_type"],

@@ -55,5 +55,11 @@ fn sync_parent(dir: &Path) {
 /// The operating system's.
 pub fn open_for_append(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
-    OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(path)
+    OpenOptions::new()
+        .read(true)
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)
 }

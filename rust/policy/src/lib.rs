@@ -11,13 +11,15 @@ mod lru;
 mod rng;
 #[cfg(test)]
 mod testing;
+mod value;
 mod window;
 
-pub use beta::{Beta, BetaOptions};
+pub use beta::{Beta, BetaOptions, Predictor};
 pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
 pub use rng::Rng;
 use tiered_kv_types::{BlockType, Tier};
+pub use value::{Batch, Costs, belongs};
 pub use window::Window;
 
 /// Number of a block in the store's table; reused after the block is gone.
@@ -34,6 +36,25 @@ pub struct Facts {
     pub depth: u32,
     /// What it holds.
     pub block_type: BlockType,
+    /// What stands for its key: that of another block is most likely another one.
+    pub key: u64,
+    /// The block before it, where that is in the store.
+    pub parent: Option<BlockId>,
+    /// How long ago it was stored.
+    pub age: Nanos,
+}
+
+/// What a store tells of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Accesses<'a> {
+    /// The request; its blocks may begin in the midst of a chain.
+    pub request: Request<'a>,
+    /// The store's number of each of its blocks, where it has it.
+    pub ids: &'a [Option<BlockId>],
+    /// The caller's number of the turn, from 1; zero where it is not told.
+    pub turn: u32,
+    /// Nothing but these accesses is known of it: no engine told of a request.
+    pub bare: bool,
 }
 
 /// Whether a resident block may be evicted.
@@ -71,8 +92,8 @@ pub trait Policy: Send {
             self.set_standing(tier, block, standing);
         }
     }
-    /// `block` was used by a request; the caller reports a request's blocks leaf first.
-    fn accessed(&mut self, block: BlockId, now: Nanos);
+    /// A request has accessed its blocks: leaves count as accessed before their roots.
+    fn requested(&mut self, accesses: &Accesses<'_>);
     /// `block` is no longer resident in `tier`.
     fn removed(&mut self, tier: Tier, block: BlockId);
     /// `block`, resident in `tier`, is of another shape from now on; nothing else of it changes.
@@ -92,4 +113,10 @@ pub trait Policy: Send {
     fn worth(&self, tier: Tier, block: BlockId) -> f64;
     /// Number of candidates in `tier`, over all size classes.
     fn candidates(&self, tier: Tier) -> usize;
+    /// Bytes of memory that it keeps.
+    fn metadata_bytes(&self) -> usize;
+    /// The predictor, where it is one.
+    fn predictor(&mut self) -> Option<&mut Predictor> {
+        None
+    }
 }

@@ -1,6 +1,6 @@
 //! Least recently used, leaves first.
 
-use crate::{BlockId, Facts, Nanos, Policy, Standing};
+use crate::{Accesses, BlockId, Facts, Nanos, Policy, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 use tiered_kv_types::Tier;
 
@@ -41,6 +41,20 @@ impl Lru {
     fn stamp(&mut self) -> u64 {
         self.next_stamp += 1;
         self.next_stamp
+    }
+
+    fn accessed(&mut self, block: BlockId) {
+        let stamp = self.stamp();
+        for state in self.tiers.values_mut() {
+            let Some(resident) = state.resident(block) else { continue };
+            let old = *resident;
+            resident.stamp = stamp;
+            let new = *resident;
+            if new.standing != Standing::Kept {
+                state.unlist(block, old);
+                state.list(block, new);
+            }
+        }
     }
 }
 
@@ -113,18 +127,8 @@ impl Policy for Lru {
         }
     }
 
-    fn accessed(&mut self, block: BlockId, _now: Nanos) {
-        let stamp = self.stamp();
-        for state in self.tiers.values_mut() {
-            let Some(resident) = state.resident(block) else { continue };
-            let old = *resident;
-            resident.stamp = stamp;
-            let new = *resident;
-            if new.standing != Standing::Kept {
-                state.unlist(block, old);
-                state.list(block, new);
-            }
-        }
+    fn requested(&mut self, accesses: &Accesses<'_>) {
+        accesses.ids.iter().rev().flatten().for_each(|block| self.accessed(*block));
     }
 
     fn removed(&mut self, tier: Tier, block: BlockId) {
@@ -183,6 +187,15 @@ impl Policy for Lru {
     fn candidates(&self, tier: Tier) -> usize {
         self.tiers.get(&tier).map_or(0, |state| state.count)
     }
+
+    /// Of the sets as they would be if every node of their trees were half full.
+    fn metadata_bytes(&self) -> usize {
+        let bytes = |state: &TierState| {
+            state.residents.capacity() * size_of::<Option<Resident>>()
+                + state.count * 2 * size_of::<(Standing, u64, BlockId)>()
+        };
+        self.tiers.values().map(bytes).sum()
+    }
 }
 
 #[cfg(test)]
@@ -190,7 +203,8 @@ mod tests {
     use super::*;
     use tiered_kv_types::BlockType;
 
-    const FACTS: Facts = Facts { shape: 1, depth: 0, block_type: BlockType::Unknown };
+    const FACTS: Facts =
+        Facts { shape: 1, depth: 0, block_type: BlockType::Unknown, key: 0, parent: None, age: 0 };
 
     #[test]
     fn the_candidate_used_longest_ago_goes_first() {
@@ -200,7 +214,7 @@ mod tests {
             let kept = if block == 0 { Standing::Kept } else { Standing::Candidate };
             lru.set_standing(Tier::Dram, block, kept);
         }
-        lru.accessed(1, 0);
+        lru.accessed(1);
         let victim =
             |lru: &mut Lru, skip: &[u32]| lru.victim(Tier::Dram, 1, 0, &mut |b| skip.contains(&b));
         assert_eq!(victim(&mut lru, &[]), Some(2), "0 is no candidate, 1 was used again");
@@ -285,7 +299,7 @@ mod tests {
                         naive.push((block, Standing::Kept));
                     }
                     (1, Some(at)) => {
-                        lru.accessed(block, 0);
+                        lru.accessed(block);
                         let entry = naive.remove(at);
                         naive.push(entry);
                     }

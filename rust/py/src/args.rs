@@ -108,6 +108,14 @@ pub(crate) fn timeout(
     seconds.map(|value| duration(op, "timeout", value)).transpose()
 }
 
+/// Seconds in which the caller computes a block; `None` stands for the configuration's own.
+pub(crate) fn recompute(
+    op: &'static str,
+    seconds: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<Duration>> {
+    seconds.map(|value| duration(op, "recompute_s", value)).transpose()
+}
+
 /// Seconds as a duration; more than one can hold are the longest there is.
 pub(crate) fn duration(
     op: &'static str,

@@ -2,9 +2,9 @@
 
 use crate::operator;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tiered_kv::{
-    Attachable, Audit, DriveHealth, Health, LogEntry, LogKind, OpenTimes, Stats, TierStats,
+    Attachable, Audit, DriveHealth, Health, Learned, LogEntry, LogKind, OpenTimes, Stats, TierStats,
 };
 
 fn tier<'py>(py: Python<'py>, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
@@ -35,6 +35,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     all.set_item("leased_bytes", stats.leased_bytes)?;
     all.set_item("dirty_bytes", stats.dirty_bytes)?;
     all.set_item("loading_bytes", stats.loading_bytes)?;
+    all.set_item("metadata_bytes", stats.metadata_bytes)?;
     all.set_item("holds", stats.holds)?;
     all.set_item("held_bytes", stats.held_bytes)?;
     all.set_item("staging_bytes", stats.staging_bytes)?;
@@ -45,6 +46,28 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     let row = |one| operator::namespace_row(py, one, false);
     let namespaces: PyResult<Vec<_>> = stats.namespaces.iter().map(row).collect();
     all.set_item("namespaces", namespaces?)?;
+    Ok(all)
+}
+
+pub(crate) fn learned<'py>(py: Python<'py>, learned: &Learned) -> PyResult<Bound<'py, PyDict>> {
+    let pairs = PyList::empty(py);
+    for pair in &learned.pairs {
+        let row = PyDict::new(py);
+        row.set_item("block_type", pair.block_type)?;
+        row.set_item("transition", pair.transition)?;
+        row.set_item("mean", pair.mean)?;
+        row.set_item("interval", pair.interval)?;
+        row.set_item("lives", pair.lives)?;
+        row.set_item("reuses", pair.reuses)?;
+        row.set_item("hazard", PyTuple::new(py, pair.hazard)?)?;
+        pairs.append(row)?;
+    }
+    let all = PyDict::new(py);
+    all.set_item("policy", learned.policy)?;
+    all.set_item("requests", learned.requests)?;
+    all.set_item("ghosts", learned.ghosts)?;
+    all.set_item("ages", PyTuple::new(py, &learned.ages)?)?;
+    all.set_item("pairs", pairs)?;
     Ok(all)
 }
 
@@ -87,6 +110,7 @@ fn drive<'py>(py: Python<'py>, drive: &DriveHealth) -> PyResult<Bound<'py, PyDic
     row.set_item("reason", &drive.reason)?;
     row.set_item("fault", &drive.fault)?;
     row.set_item("store_id", &drive.store_id)?;
+    row.set_item("load_bytes_per_s", drive.load_bytes_per_s)?;
     Ok(row)
 }
 

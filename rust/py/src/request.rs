@@ -1,7 +1,7 @@
 //! Requests: what an engine tells of its use of blocks.
 
 use crate::args;
-use crate::errors::invalid;
+use crate::errors::{OrRaise as _, invalid};
 use crate::namespace::Namespace;
 use pyo3::prelude::*;
 
@@ -63,6 +63,7 @@ impl Request {
             let context = format!("`ns` belongs to another store: {remedy}");
             return Err(invalid(keys.py(), "observe", context));
         }
+        self.inner.check_process("observe").or_raise(keys.py())?;
         self.inner.observe(&ns.inner, &args::keys("observe", keys)?, position);
         Ok(())
     }
@@ -71,9 +72,12 @@ impl Request {
     #[pyo3(signature = (output_tokens=0, engine_hit_tokens=0))]
     fn finish(
         &self,
+        py: Python<'_>,
         #[pyo3(from_py_with = output_tokens_of)] output_tokens: u64,
         #[pyo3(from_py_with = engine_hit_tokens_of)] engine_hit_tokens: u64,
-    ) {
+    ) -> PyResult<()> {
+        self.inner.check_process("finish").or_raise(py)?;
         self.inner.finish(output_tokens, engine_hit_tokens);
+        Ok(())
     }
 }

@@ -213,7 +213,9 @@ impl Store {
         self.shared.store.lookup_hybrid(&ns.inner, &groups).or_raise(py)
     }
 
-    #[pyo3(signature = (ns, keys, timeout=None, req=None, hold=None, channel=None))]
+    #[pyo3(signature = (
+        ns, keys, timeout=None, req=None, hold=None, channel=None, recompute_s=None
+    ))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get(
         &self,
@@ -224,9 +226,12 @@ impl Store {
         req: Option<&Request>,
         hold: Option<&Hold>,
         channel: Option<&Channel>,
+        recompute_s: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get", ns)?;
         let options = self.get_options(py, "get", timeout, req, hold)?;
+        let recompute = args::recompute("get", recompute_s)?;
+        let options = GetOptions { recompute, ..options };
         let keys = args::shared_keys("get", keys)?;
         if let Some(found) = self.shared.store.get_now(&ns.inner, &keys, &options).or_raise(py)? {
             return Leases::new(found).into_py_any(py);
@@ -238,7 +243,8 @@ impl Store {
     }
 
     #[pyo3(signature = (
-        ns, keys, buffers, timeout=None, req=None, hold=None, channel=None, on_stall="wait"
+        ns, keys, buffers, timeout=None, req=None, hold=None, channel=None, on_stall="wait",
+        recompute_s=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python's own signature")]
     fn get_into(
@@ -252,12 +258,14 @@ impl Store {
         hold: Option<&Hold>,
         channel: Option<&Channel>,
         on_stall: &str,
+        recompute_s: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         self.check_ns(py, "get_into", ns)?;
         let options = self.get_options(py, "get_into", timeout, req, hold)?;
         let keys = args::keys("get_into", keys)?;
         let on_stall = region::on_stall(py, "get_into", on_stall)?;
-        let options = GetOptions { on_stall, ..options };
+        let recompute = args::recompute("get_into", recompute_s)?;
+        let options = GetOptions { on_stall, recompute, ..options };
         let target = Target::new(buffers, keys.len(), &wanted("get_into", ns, true))?;
         submit(py, &self.shared, channel, ns.about(keys.len()), |sink| {
             let done = |items, held| sink.complete(Done::Into(items, held));
@@ -390,6 +398,13 @@ impl Store {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_process(py, "stats")?;
         info::stats(py, &py.detach(|| self.shared.store.stats()))
+    }
+
+    /// What the predictor learned; `None` where the store runs on another policy.
+    fn predictor<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.check_process(py, "predictor")?;
+        let learned = py.detach(|| self.shared.store.predictor()).or_raise(py)?;
+        learned.map(|learned| info::learned(py, &learned)).transpose()
     }
 
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -17,8 +17,8 @@ use tiered_kv::{Error, ErrorKind};
 use tiered_kv_policy::beta::{PairPosterior, ages};
 use tiered_kv_replay::{
     ABLATION, ALL, KINDS, Options, Outcome, Prefetched, Progress, ReadError, STEPS, TRIED, Unknown,
-    capacity_blocks, generate, jobs, known, learned, predictor, prefetch_rows, read, read_path,
-    run, write,
+    capacity_blocks, generate, jobs, known, learned, nodes_json, predictor, prefetch_rows, read,
+    read_path, run, write,
 };
 
 const OP: &str = "replay";
@@ -114,6 +114,14 @@ fn capacities(values: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
         }
     }
     if found.is_empty() { Err(wrong()) } else { Ok(found) }
+}
+
+/// Runs at a time: as asked, or as many as there are processors.
+fn threads(asked: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+    match asked {
+        Some(threads) => args::within(OP, "threads", threads, 1..=MAX_THREADS),
+        None => Ok(thread::available_parallelism().map_or(1, Into::into).min(MAX_THREADS)),
+    }
 }
 
 fn policies(py: Python<'_>, names: &[String]) -> PyResult<Vec<&'static str>> {
@@ -306,10 +314,7 @@ impl Trace {
         let capacities = self::capacities(capacities)?;
         let policies = self::policies(py, &policies)?;
         let seeds = args::within(OP, "seeds", seeds, 1..=MAX_SEEDS)?;
-        let threads = match threads {
-            Some(threads) => args::within(OP, "threads", threads, 1..=MAX_THREADS)?,
-            None => thread::available_parallelism().map_or(1, Into::into).min(MAX_THREADS),
-        };
+        let threads = self::threads(threads)?;
         let options = Options { outputs, no_labels: !labels };
         let trace = Arc::clone(&self.inner);
         let found = apart(py, progress, move |progress| {
@@ -339,6 +344,26 @@ impl Trace {
         let found =
             apart(py, progress, move |progress| prefetch_rows(&trace, options, tiers, progress))?;
         found.unwrap_or_default().iter().map(|one| prefetched(py, one)).collect()
+    }
+
+    #[pyo3(signature = (specs, *, outputs, labels, threads=None, progress=None))]
+    fn nodes<'py>(
+        &self,
+        py: Python<'py>,
+        specs: String,
+        outputs: bool,
+        labels: bool,
+        threads: Option<&Bound<'py, PyAny>>,
+        progress: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<String> {
+        let threads = self::threads(threads)?;
+        let options = Options { outputs, no_labels: !labels };
+        let trace = Arc::clone(&self.inner);
+        let found = apart(py, progress, move |progress| {
+            nodes_json(&trace, options, &specs, threads, progress)
+        })?;
+        let found = found.map_err(|fault| invalid(py, OP, fault))?;
+        Ok(found.expect("only an exception stops it, which was raised"))
     }
 
     #[pyo3(signature = (capacity, policy, *, outputs, labels, progress=None))]

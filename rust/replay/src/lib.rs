@@ -11,6 +11,7 @@ mod policies;
 mod prefetch;
 mod read;
 mod report;
+mod tiers;
 mod trace;
 mod write;
 
@@ -20,5 +21,7 @@ pub use policies::{ABLATION, ALL, STEPS, TRIED, Unknown, known, predictor};
 pub use prefetch::{Prefetched, prefetch, prefetch_rows};
 pub use read::{ReadError, read, read_path};
 pub use report::{Report, prefetch_table, table};
+pub use tiers::{AheadOutcome, Filled, Moved, NodeOutcome, NodeSpec, Served, Service, TierOutcome};
+pub use tiers::{TierSpec, Times, Why, node, nodes, nodes_json};
 pub use trace::{Builder, Entry, Format, Trace};
 pub use write::write;

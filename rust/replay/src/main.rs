@@ -2,17 +2,17 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program's output is its purpose")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Progress, Report, STEPS, TRIED, Trace};
+use tiered_kv_replay::{ABLATION, ALL, KINDS, Options, Progress, Report, STEPS, TRIED};
 use tiered_kv_replay::{
-    generate, jobs, known, prefetch_rows, prefetch_table, read_path, run, table,
+    Trace, generate, jobs, known, nodes_json, prefetch_rows, prefetch_table, read_path, run, table,
 };
 
 const USAGE: &str = "usage: tiered-kv-replay TRACE | generate:KIND[:REQUESTS[:SEED]]
     [--capacity 0.5,1,2,3,5,10,20] [--policies all|ablation|steps|tried|NAME,...]
-    [--prefetch FAST:SLOW] [--outputs] [--no-labels] [--seeds 5] [--threads N] [--json FILE]
-    [--quiet]";
+    [--prefetch FAST:SLOW] [--nodes FILE] [--outputs] [--no-labels] [--seeds 5] [--threads N]
+    [--json FILE] [--quiet]";
 
 struct Arguments {
     trace: PathBuf,
@@ -24,6 +24,8 @@ struct Arguments {
     json: Option<PathBuf>,
     /// Capacities of two tiers, in percent.
     prefetch: Option<(f64, f64)>,
+    /// A file with a JSON array of descriptions of nodes.
+    nodes: Option<PathBuf>,
     quiet: bool,
 }
 
@@ -70,6 +72,7 @@ fn arguments() -> Result<Arguments, String> {
         threads: std::thread::available_parallelism().map_or(1, Into::into),
         json: None,
         prefetch: None,
+        nodes: None,
         quiet: false,
     };
     let mut rest = std::env::args().skip(1);
@@ -85,6 +88,7 @@ fn arguments() -> Result<Arguments, String> {
             "--threads" => parsed.threads = number(value()?)? as usize,
             "--json" => parsed.json = Some(value()?.into()),
             "--prefetch" => parsed.prefetch = Some(tiers(&value()?)?),
+            "--nodes" => parsed.nodes = Some(value()?.into()),
             "--outputs" => parsed.options.outputs = true,
             "--no-labels" => parsed.options.no_labels = true,
             "--quiet" => parsed.quiet = true,
@@ -121,6 +125,16 @@ fn prefetched(arguments: &Arguments, trace: &Trace, tiers: (f64, f64)) -> Result
     Ok(())
 }
 
+/// Replays over the tiers of nodes instead; what was found is JSON.
+fn over_nodes(arguments: &Arguments, trace: &Trace, path: &Path) -> Result<(), String> {
+    let fault = |what: String| format!("--nodes {}: {what}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| fault(e.to_string()))?;
+    let (options, threads) = (arguments.options, arguments.threads);
+    let found = nodes_json(trace, options, &text, threads, &Progress::default()).map_err(fault)?;
+    println!("{}", found.expect("nobody told it to stop"));
+    Ok(())
+}
+
 fn write_json(arguments: &Arguments, report: &Report) -> Result<(), String> {
     let Some(path) = &arguments.json else { return Ok(()) };
     let text = serde_json::to_string_pretty(report).map_err(|e| e.to_string())?;
@@ -135,6 +149,9 @@ fn main_with_errors() -> Result<(), String> {
     };
     if trace.unchained > 0 {
         eprintln!("warning: {} blocks came behind another one than before", trace.unchained);
+    }
+    if let Some(path) = &arguments.nodes {
+        return over_nodes(&arguments, &trace, path);
     }
     if let Some(tiers) = arguments.prefetch {
         return prefetched(&arguments, &trace, tiers);

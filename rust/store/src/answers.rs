@@ -77,6 +77,10 @@ pub struct GetOptions {
     pub in_request: bool,
     /// Of a `get_into` of a region's slots; other buffers are always filled by a copy.
     pub on_stall: OnStall,
+    /// How long the caller takes to compute one block: what would be loaded later than it could be
+    /// computed is a miss, [`tiered_kv_types::MissReason::Recompute`]. By the configuration's
+    /// `recompute_tokens_per_s` where absent; without either, every load is worth it.
+    pub recompute: Option<Duration>,
 }
 
 /// What can be said of a drive.
@@ -125,6 +129,8 @@ pub struct DriveHealth {
     pub store_id: String,
     /// Why it is paused or not asked, and the last error that it gave; empty where there is none.
     pub fault: String,
+    /// Bytes a second at which it has read of late; `None` where nothing was read.
+    pub load_bytes_per_s: Option<u64>,
 }
 
 /// State of the store's parts.

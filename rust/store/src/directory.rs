@@ -3,6 +3,7 @@
 use crate::io::{JOURNAL, segment_number};
 use crate::machine::{DriveId, DriveParts, Geometry};
 use crate::names::{self, NAMES};
+use crate::policy::{self, LEARNED};
 use crate::seams::Seams;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -131,7 +132,7 @@ pub(crate) fn open_drive(
 fn refuse_strangers(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let ours = |name: &str| {
         name == "LOCK"
-            || [JOURNAL, CHECKPOINT, NAMES, SELF_TEST].contains(&name)
+            || [JOURNAL, CHECKPOINT, NAMES, LEARNED, SELF_TEST].contains(&name)
             || segment_number(name).is_some()
     };
     match disk.list()?.into_iter().find(|(name, _)| !ours(name)) {
@@ -168,7 +169,8 @@ fn create_drive(
     // Refused before anything is changed, so that a corrected configuration finds no leftovers.
     let geometry = geometry_of(config, &superblock, files.share())?;
     for (name, _) in disk.list()? {
-        if segment_number(&name).is_some() || [JOURNAL, CHECKPOINT, NAMES].contains(&&*name) {
+        let kept = [JOURNAL, CHECKPOINT, NAMES, LEARNED].contains(&&*name);
+        if segment_number(&name).is_some() || kept {
             disk.remove(&name)?;
         }
     }
@@ -252,9 +254,10 @@ fn geometry_of(config: &StoreConfig, superblock: &Superblock, files: u64) -> Res
 
 /// Segments of a drive of `capacity` bytes.
 pub(crate) fn segments_of(capacity: u64, segment_bytes: u64) -> u32 {
-    // Twice the names, since they are replaced whole; the least of them fit in the directory's own.
-    let names = 2 * names::file_bytes(capacity) - 2 * names::file_bytes(0);
-    let kept = DIRECTORY_BYTES + names + journal_pages(capacity) * PAGE_BYTES;
+    // Twice what is replaced as a whole; the least of it fits in the directory's own.
+    let files = |capacity| names::file_bytes(capacity) + policy::file_bytes(capacity);
+    let kept =
+        DIRECTORY_BYTES + 2 * (files(capacity) - files(0)) + journal_pages(capacity) * PAGE_BYTES;
     let usable = capacity.saturating_sub(kept);
     u32::try_from(usable / segment_bytes).unwrap_or(u32::MAX)
 }

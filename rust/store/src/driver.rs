@@ -3,37 +3,33 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
+mod learn;
+mod queue;
+
 use crate::call::{BlockSource, Call, WriteBuf};
+use crate::due::Due;
 use crate::event_file::EventFile;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::{IoBridge, LoadInto};
-use crate::machine::{Command, DriveId, Event, Machine, Now, OpId, Outcome};
+use crate::machine::{Access, Command, DriveId, Event, Machine, Now, OpId, Outcome};
 use crate::owner::Calls;
+use crate::record::Recorder;
 use crate::resident::{Filling, LeaseBudget, Resident};
 use crate::stats::FastCounters;
-use crossbeam_queue::ArrayQueue;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
+pub(crate) use queue::ACCESS_QUEUE;
+use queue::AccessQueue;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 use tiered_kv_io::{Clock, Nanos, Origin, RegionSlot, Running, WorkerPool};
-use tiered_kv_types::BlockKey;
 
 /// Copies up to this many bytes run on the caller's thread.
 const INLINE_COPY_BYTES: u64 = 64 << 10;
 /// Most bytes that a copy thread copies before it tells: the drive can begin with them.
 const COPY_JOB_BYTES: u64 = 2 << 20;
-/// Requests whose accesses wait to be taken in; beyond it they are dropped and counted. Few enough
-/// that their keys stay in the cache until then.
-pub(crate) const ACCESS_QUEUE: usize = 512;
-
-/// Accesses that one step takes in, so that no call waits long for those of others.
-const ACCESSES_A_STEP: usize = 32;
-/// As many in the queue as call for a step of their own, by the timer's thread.
-const ACCESSES_DUE: usize = ACCESS_QUEUE / 4;
 
 /// Numbers of the cores of this process, from 1.
 static NEXT_CORE: AtomicU64 = AtomicU64::new(1);
@@ -73,6 +69,13 @@ pub(crate) struct State {
     events: Option<EventFile>,
 }
 
+/// What is taken in, in one order.
+struct Learning {
+    recorder: Option<Recorder>,
+    /// Taken out of the queue, and to be learned from next.
+    held: Option<Access>,
+}
+
 #[derive(Default)]
 struct Timer {
     /// Guards the time of the next tick.
@@ -91,7 +94,11 @@ pub(crate) struct Core {
     pub(crate) io: Vec<IoBridge>,
     copies: WorkerPool,
     copy_threads: usize,
-    accesses: ArrayQueue<(u32, Arc<[BlockKey]>)>,
+    accesses: AccessQueue,
+    /// Whether the timer's thread has been told that accesses wait.
+    learning_due: Due,
+    /// Guards the order in which accesses are taken in, and where they are recorded.
+    learning: Mutex<Learning>,
     timer: Timer,
     /// The process whose threads these are.
     origin: Origin,
@@ -133,6 +140,7 @@ pub(crate) struct CoreParts {
     pub(crate) copy_threads: usize,
     pub(crate) hasher: KeyHasher,
     pub(crate) events: Option<EventFile>,
+    pub(crate) recorder: Option<Recorder>,
 }
 
 impl Core {
@@ -154,7 +162,9 @@ impl Core {
             io: parts.io,
             copies: parts.copies,
             copy_threads: parts.copy_threads,
-            accesses: ArrayQueue::new(ACCESS_QUEUE),
+            accesses: AccessQueue::new(),
+            learning_due: Due::default(),
+            learning: Mutex::new(Learning { recorder: parts.recorder, held: None }),
             timer: Timer::default(),
             origin: Origin::here(),
             running: Running::begin(),
@@ -221,11 +231,8 @@ impl Core {
     }
 
     fn step(&self, state: &mut State, events: impl IntoIterator<Item = Event>) -> Work {
-        let accessed = std::iter::from_fn(|| self.accesses.pop())
-            .take(ACCESSES_A_STEP)
-            .map(|(ns, keys)| Event::Accessed { ns, keys });
         let State { machine, commands, events: file, .. } = state;
-        machine.step(self.now(), accessed.chain(events), commands);
+        machine.step(self.now(), events, commands);
         if let Some(file) = file {
             file.catch_up(machine);
         }
@@ -295,46 +302,11 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Counts one request's blocks, given root first, with one of the next steps. Where nobody
-    /// keeps up with the callers they are dropped and counted.
-    pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>) {
-        let n = keys.len() as u64;
-        if self.accesses.push((ns, keys)).is_err() {
-            FastCounters::add(&self.fast.accesses_dropped, n);
-        } else if self.accesses.len() == ACCESSES_DUE {
-            // Under the lock, so that the timer is either before its check or already waiting.
-            let _at = self.timer.at.lock();
-            self.timer.changed.notify_one();
-        }
-    }
-
     fn arm(&self, deadline: Option<Nanos>) {
         let mut at = self.timer.at.lock();
         if *at != deadline {
             *at = deadline;
             self.timer.changed.notify_one();
-        }
-    }
-
-    /// Body of the timer thread: a step whenever a deadline has passed, until the store is closed.
-    pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
-        while let Some(core) = core.upgrade() {
-            let mut at = core.timer.at.lock();
-            let now = core.clock.now();
-            let due =
-                at.is_some_and(|deadline| deadline <= now) || core.accesses.len() >= ACCESSES_DUE;
-            if !due {
-                // Bounded, so that a dropped store ends the thread soon.
-                let wait = at.map_or(MAX_NAP, |deadline| Duration::from_nanos(deadline - now));
-                core.timer.changed.wait_for(&mut at, wait.min(MAX_NAP));
-            }
-            drop(at);
-            if due {
-                core.drive([Event::Tick]);
-            }
-            if core.stopped.load(Ordering::Acquire) {
-                return;
-            }
         }
     }
 
@@ -358,8 +330,6 @@ impl Drop for Core {
         self.index.clear();
     }
 }
-
-const MAX_NAP: Duration = Duration::from_millis(500);
 
 /// Binds a command to the caller's memory that it needs, while the lock is held.
 fn sort_command(state: &mut State, command: Command, work: &mut Work) {

@@ -3,7 +3,7 @@
 use crate::answers::{GetOptions, Leases};
 use crate::batch::{LeaseBatch, Looked};
 use crate::index::{KEYS_A_TURN, Residency};
-use crate::machine::Event;
+use crate::machine::{Event, Told};
 use crate::namespace::Namespace;
 use crate::resident::{Lease, Resident};
 use crate::stats::FastCounters;
@@ -48,7 +48,7 @@ impl Store {
                 let asked = keys.len() as u64;
                 self.count_hits(asked, asked - hits, hits, hits * block_bytes);
                 if hits > 0 && !options.in_request {
-                    core.count_access(ns.number, keys.clone());
+                    core.count_access(ns.number, keys.clone(), Told::BARE);
                 }
                 self.end_hold(options);
                 Ok(Some(Found::Whole(batch)))
@@ -123,7 +123,7 @@ impl Store {
         self.count_hits(keys.len() as u64, absent, hits, bytes);
         let leases = Leases { items, sources: vec![Tier::Dram; keys.len()] };
         if hits > 0 && !options.in_request {
-            self.core.count_access(ns.number, keys.into());
+            self.core.count_access(ns.number, keys.into(), Told::BARE);
         }
         self.end_hold(options);
         Some(leases)

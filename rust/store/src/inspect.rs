@@ -2,7 +2,7 @@
 
 use crate::answers::{DriveHealth, DriveState, Health};
 use crate::log::LogEntry;
-use crate::machine::{Audit, Fault};
+use crate::machine::{Audit, DriveCondition};
 use crate::open::OpenTimes;
 use crate::owner::Owner;
 use crate::stats::{ACCESSES_DROPPED, LOOKUPS, Stats};
@@ -97,7 +97,7 @@ impl Owner {
             backend_reason: self.core.io.first().map(|io| io.describe()).unwrap_or_default(),
             direct: disk.is_some_and(|d| d.is_direct()),
             direct_reason: disk.map(|d| d.direct_reason()).unwrap_or_default(),
-            drive_paused: conditions.iter().any(|condition| *condition != (false, None)),
+            drive_paused: !conditions.iter().all(DriveCondition::is_well),
             drives: self.drives_health(&conditions),
             warnings: self.warnings(),
             store_id: self.store_id(),
@@ -136,20 +136,21 @@ impl Owner {
         warnings
     }
 
-    fn drives_health(&self, conditions: &[(bool, Option<Fault>)]) -> Vec<DriveHealth> {
+    fn drives_health(&self, conditions: &[DriveCondition]) -> Vec<DriveHealth> {
         let bridges = self.core.io.iter();
         let all = self.drives.iter().zip(conditions).zip(bridges);
-        let there = all.map(|((drive, (paused, fault)), io)| DriveHealth {
+        let there = all.map(|((drive, condition), io)| DriveHealth {
             backend: io.describe(),
             path: drive.path.clone(),
-            state: match (fault, paused) {
+            state: match (condition.fault, condition.paused) {
                 (Some(_), _) => DriveState::CircuitOpen,
                 (None, true) => DriveState::Paused,
                 (None, false) => DriveState::Working,
             },
             reason: drive.disk.direct_reason(),
             store_id: drive.store_id(),
-            fault: fault_text(*paused, *fault, io.last_fault()),
+            fault: fault_text(condition, io.last_fault()),
+            load_bytes_per_s: condition.load_bytes_per_s,
         });
         let lost = self.lost.iter().map(|(path, err)| DriveHealth {
             path: path.clone(),
@@ -158,14 +159,15 @@ impl Owner {
             reason: err.to_string(),
             store_id: String::new(),
             fault: err.to_string(),
+            load_bytes_per_s: None,
         });
         there.chain(lost).collect()
     }
 }
 
 /// What is wrong with a drive, in words.
-fn fault_text(paused: bool, fault: Option<Fault>, last: Option<String>) -> String {
-    let now = match (fault, paused) {
+fn fault_text(condition: &DriveCondition, last: Option<String>) -> String {
+    let now = match (condition.fault, condition.paused) {
         (Some(fault), _) => fault.to_string(),
         (None, true) => "writing pauses after faults".into(),
         (None, false) => String::new(),

@@ -24,6 +24,7 @@ mod delete;
 mod direct;
 mod directory;
 mod driver;
+mod due;
 mod entries;
 mod event_file;
 mod found;
@@ -41,7 +42,9 @@ mod op;
 mod open;
 mod operator;
 mod owner;
+mod policy;
 mod quota;
+mod record;
 mod region;
 mod registry;
 mod request;
@@ -87,6 +90,7 @@ pub use open::OpenTimes;
 pub use operator::{
     BadSlab, CheckpointState, ClosedDrive, ClosedStore, Operator, Resized, Verified, Verify, resize,
 };
+pub use policy::Learned;
 pub use request::{Request, RequestContext};
 pub use reserve::{Reservation, Reserved};
 pub use resident::{Lease, Resident};
@@ -95,8 +99,9 @@ pub use stats::{Stats, TierStats};
 pub use store::Store;
 pub use tiered_kv_io as io_seams;
 pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
+pub use tiered_kv_policy::beta::PairPosterior;
 pub use tiered_kv_types::{
-    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, FORMAT_VERSION, IoBackend,
-    KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch, Result, Retry,
-    StoreConfig, TenantId, Tier, key,
+    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, EvictionPolicy, FORMAT_VERSION,
+    IoBackend, KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch,
+    Result, Retry, StoreConfig, TenantId, Tier, key,
 };

@@ -21,6 +21,8 @@ pub enum LogKind {
     Undurable,
     /// A load of it did not end by the caller's deadline.
     Slow,
+    /// A load of it was not begun: its caller computes it faster.
+    Recompute,
 }
 
 impl LogKind {
@@ -33,6 +35,7 @@ impl LogKind {
             Self::Undurable => "undurable",
             Self::Deleted => "deleted",
             Self::Slow => "slow",
+            Self::Recompute => "recompute",
         }
     }
 }

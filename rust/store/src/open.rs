@@ -7,6 +7,8 @@ use crate::found::{look_at_segments, recovery_threads};
 use crate::index::{KeyHasher, ReadIndex};
 use crate::io::IoBridge;
 use crate::machine::{DriveId, Event, Geometry, Limits, Machine, Now, Parts};
+use crate::policy;
+use crate::record::Recorder;
 use crate::resident::{FreedSlots, LeaseBudget};
 use crate::seams::Seams;
 use std::path::PathBuf;
@@ -16,7 +18,6 @@ use tiered_kv_io::{
     Arena, ArenaConfig, EngineConfig, IoDone, Nanos, Running, UringConfig, WorkerPool, beside,
     choose_engine, memory_limit_bytes,
 };
-use tiered_kv_policy::Lru;
 use tiered_kv_types::{CheckpointRows, Error, ErrorKind, PAGE_BYTES, Result, StoreConfig};
 
 /// Default of T1 where the configuration names none.
@@ -69,13 +70,14 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         dirty_low_bytes: part(config.dirty_low_fraction.min(config.dirty_high_fraction)),
         stall: nanos(config.drive_stall_s),
         retry: nanos(config.drive_retry_s),
+        write_bytes_per_s: config.nvme_write_bytes_per_s,
         scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
     let mut machine = Machine::new(Parts {
         arena: arena.clone(),
         index: index.clone(),
         freed: freed.clone(),
-        policy: Box::new(Lru::new()),
+        policy: policy::of_config(config, capacity + drive_bytes, seams.entropy.next_u64()),
         limits,
         memory,
         staging,
@@ -86,6 +88,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
     });
     let recovery = Instant::now();
     recover(&drives, lost.is_empty(), &mut machine, seams)?;
+    policy::load(&drives, &mut machine);
     let recover_s = recovery.elapsed().as_secs_f64();
     let budget = LeaseBudget::new(part(config.max_leased_fraction), freed);
     let core = make_core(config, seams, machine, index, budget, &drives, hasher)?;
@@ -149,6 +152,11 @@ fn make_core(
         |(number, d): (DriveId, &Drive)| IoBridge::new(number, d.geometry.segment_bytes, d.journal);
     let io = (0..).zip(drives).map(bridge).collect();
     let events = config.event_file.as_deref().map(EventFile::open).transpose()?;
+    let now = (seams.clock.now(), seams.clock.unix_nanos());
+    let mut key = [0; 32];
+    seams.entropy.fill(&mut key);
+    let record = |path| Recorder::open(path, config.record_bytes, now, key, seams.threads.as_ref());
+    let recorder = config.record.as_deref().map(record).transpose()?;
     Ok(Arc::new(Core::new(CoreParts {
         machine,
         index,
@@ -159,6 +167,7 @@ fn make_core(
         copy_threads: config.copy_threads,
         hasher,
         events,
+        recorder,
     })))
 }
 

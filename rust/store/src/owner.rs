@@ -10,6 +10,7 @@ use crate::names::Names;
 use crate::op::Op;
 use crate::open::{OpenTimes, Opened};
 use crate::operator::Jobs;
+use crate::policy;
 use crate::region::Regions;
 use crate::registry;
 use crate::seams::Seams;
@@ -122,6 +123,8 @@ impl Owner {
             listening.end();
         }
         self.core.refuse_calls();
+        // Before the close: each step after it would begin what closed drives refuse.
+        self.core.learn();
         let (op, done) = Op::new();
         let reply: Reply = Box::new(move |outcome, _| {
             let Outcome::Closed(dropped) = outcome else { unreachable!("a close ends as one") };
@@ -130,6 +133,9 @@ impl Owner {
         self.core.submit(Call::plain(reply), |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        let left = deadline.saturating_sub(self.core.clock.now());
+        self.core.end_recording(Duration::from_nanos(left));
+        policy::save(&self.drives, &self.core);
         self.write_checkpoints();
         self.names.finish();
         for drive in &self.drives {
@@ -143,7 +149,7 @@ impl Owner {
     fn write_checkpoints(&self) {
         let conditions = self.core.with_machine(|m| m.drive_conditions());
         for ((number, drive), condition) in (0..).zip(&self.drives).zip(conditions) {
-            if condition != (false, None) {
+            if !condition.is_well() {
                 continue;
             }
             let checkpoint = self.core.with_machine(|m| m.checkpoint(number));

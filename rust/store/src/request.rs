@@ -1,11 +1,14 @@
 //! Requests: one access a block, counted when the request finishes.
 
 use crate::driver::Core;
+use crate::machine::Told;
 use crate::namespace::Namespace;
+use crate::store::FORKED;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use tiered_kv_types::{BlockKey, BlockType};
+use tiered_kv_policy::RequestKind;
+use tiered_kv_types::{BlockKey, BlockType, Error, ErrorKind, Result};
 
 /// What an engine knows of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,9 +53,23 @@ impl Request {
         &self.context
     }
 
+    /// Checks that the request is of this process: in a forked child its calls do nothing.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn check_process(&self, op: &'static str) -> Result<()> {
+        if self.core.is_forked() {
+            return Err(Error::new(ErrorKind::Closed, op, FORKED));
+        }
+        Ok(())
+    }
+
     /// The request uses these blocks; `position` is the place of the first in the sequence, in
     /// blocks. Observing a block again, or after [`Request::finish`], changes nothing.
     pub fn observe(&self, ns: &Namespace, keys: &[BlockKey], position: u64) {
+        if self.core.is_forked() {
+            return;
+        }
         let mut observed = self.observed.lock();
         if observed.finished {
             return;
@@ -64,11 +81,13 @@ impl Request {
 
     /// Counts one access a block, leaf first. A second finish counts nothing.
     ///
-    /// `output_tokens` is what the request generated, `engine_hit_tokens` what the engine's own
-    /// cache
-    /// served; the reuse predictor learns from both.
+    /// `output_tokens` is what the request generated: the reuse predictor learns from it.
+    /// `engine_hit_tokens` is what the engine's own cache served.
     pub fn finish(&self, output_tokens: u64, engine_hit_tokens: u64) {
-        let _ = (output_tokens, engine_hit_tokens);
+        let _ = engine_hit_tokens;
+        if self.core.is_forked() {
+            return;
+        }
         let mut observed = self.observed.lock();
         if std::mem::replace(&mut observed.finished, true) {
             return;
@@ -84,8 +103,43 @@ impl Request {
             }
         }
         for (ns, keys) in leaf_first {
-            self.core.count_access(ns, keys.into_iter().rev().collect());
+            let told = self.told(ns, output_tokens);
+            self.core.count_access(ns, keys.into_iter().rev().collect(), told);
         }
+    }
+
+    /// What the policy learns of it, for its blocks of one namespace: each is a stream of its own.
+    fn told(&self, ns: u32, output_tokens: u64) -> Told {
+        let context = &self.context;
+        let named = !context.session.is_empty();
+        Told {
+            session: named.then(|| label(ns, &context.session)),
+            turn: context.turn,
+            kind: kind(&context.kind),
+            block_type: context.block_type,
+            output_tokens: u32::try_from(output_tokens).unwrap_or(u32::MAX),
+            bare: false,
+        }
+    }
+}
+
+/// A number that stands for a session's name in a namespace (FNV-1a).
+fn label(ns: u32, name: &str) -> u64 {
+    let bytes = ns.to_le_bytes().into_iter().chain(name.bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The kind of traffic that a name stands for.
+fn kind(name: &str) -> RequestKind {
+    match name {
+        "" | "chat" | "conversation" => RequestKind::Chat,
+        "agent" => RequestKind::Agent,
+        "agent-n" => RequestKind::AgentN,
+        "agent-s" => RequestKind::AgentS,
+        "synthetic" => RequestKind::Synthetic,
+        other => RequestKind::Label(5 + (label(0, other) % 11) as u8),
     }
 }
 

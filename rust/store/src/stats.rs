@@ -51,6 +51,8 @@ counters! {
     groups,
     /// Blocks that could not be made durable.
     undurable,
+    /// Of these, those for which the budget of writes had no room.
+    not_admitted,
     /// Block writes that failed.
     write_faults,
     /// Segments that could not be prepared.
@@ -96,6 +98,8 @@ counters! {
     damaged_headers,
     /// Blocks that close dropped before they were durable.
     dropped_at_close,
+    /// Times that what the predictor had learned was damaged at open: it began anew.
+    learned_damaged,
 }
 
 impl Counters {
@@ -200,6 +204,9 @@ pub struct Stats {
     pub dirty_bytes: u64,
     /// Bytes being loaded.
     pub loading_bytes: u64,
+    /// Bytes that the policy keeps of blocks, here or gone, and of what it learned.
+    #[serde(default)]
+    pub metadata_bytes: u64,
     /// Blocks whose parent is not stored.
     pub orphans: u64,
     /// Blocks known in any tier.

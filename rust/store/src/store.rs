@@ -6,7 +6,7 @@ use crate::call::{
 };
 use crate::driver::{Core, in_caller};
 use crate::index::{KEYS_A_TURN, Residency};
-use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem};
+use crate::machine::{Event, FlushReport, GetTarget, OpId, Outcome, PutItem, Told};
 use crate::namespace::{Namespace, PutOptions};
 use crate::op::Op;
 use crate::owner::{Handle, Owner};
@@ -18,6 +18,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tiered_kv_io::{Nanos, RegionSlot};
 use tiered_kv_types::{BlockKey, Error, ErrorKind, MissReason, Result, StoreConfig};
+
+/// What a forked child is told.
+pub(crate) const FORKED: &str =
+    "the store belongs to the process that this one was forked from: open another here";
 
 /// A store of KV blocks over memory and NVMe: a handle on a core.
 ///
@@ -148,9 +152,20 @@ impl Store {
         target: GetTarget,
     ) -> OpId {
         let deadline = self.deadline(options.timeout, self.config.load_timeout_s);
-        let (ns, keys, count) = (ns.number, keys.to_vec(), !options.in_request);
-        let hold = options.hold;
-        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, count, hold })
+        if !options.in_request {
+            self.core.count_access(ns.number, keys.into(), Told::BARE);
+        }
+        let recompute = self.recompute(ns, options);
+        let (ns, keys, hold) = (ns.number, keys.to_vec(), options.hold);
+        self.begin(call, |op| Event::Get { op, ns, keys, deadline, target, hold, recompute })
+    }
+
+    /// Nanoseconds in which the caller would compute one block.
+    fn recompute(&self, ns: &Namespace, options: &GetOptions) -> Option<Nanos> {
+        let by_rate = |rate: f64| f64::from(ns.layout().tokens_per_block()) / rate;
+        let told = options.recompute.map(|time| time.as_secs_f64());
+        let seconds = told.or_else(|| self.config.recompute_tokens_per_s.map(by_rate))?;
+        Some((seconds * 1e9) as Nanos)
     }
 
     /// Brings blocks into the caller's buffers, verified. The buffers come back when neither the
@@ -334,7 +349,7 @@ impl Store {
     /// `Closed`, also in a forked child of the process that opened the store.
     pub fn check_open(&self, op: &'static str) -> Result<()> {
         let remedy = if self.core.is_forked() {
-            "the store belongs to the process that this one was forked from: open another here"
+            FORKED
         } else if self.is_closed() {
             "the store is closed: open it again"
         } else {

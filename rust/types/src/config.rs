@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub const ENV_PREFIX: &str = "TIERED_KV_";
 /// Smallest segment, in bytes.
 pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
+/// Least memory of the predictor, in bytes.
+pub const MIN_METADATA_BYTES: u64 = 4 << 20;
 /// Largest default segment, in bytes.
 pub const MAX_DEFAULT_SEGMENT_BYTES: u64 = 256 << 20;
 
@@ -40,6 +42,19 @@ pub enum IoBackend {
     Blocking,
 }
 
+/// What decides which block leaves a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvictionPolicy {
+    /// Predicted reuse.
+    #[default]
+    Beta,
+    /// Predicted reuse, as first specified: a smaller draw.
+    BetaSpec,
+    /// The block that was used longest ago.
+    Lru,
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -58,6 +73,11 @@ pub struct StoreConfig {
     /// Bytes that T3 may allocate on each drive, all files counted.
     #[serde(deserialize_with = "de_size")]
     pub nvme_capacity: u64,
+    /// Bytes a second that may be written to each drive, over the hours: an hour's may be written at
+    /// once. Where less than half of that is left, what is worth most is written, and the rest stays
+    /// in memory only. 0: no bound. A drive of 1 TB and one write a day lasts with 11 MB a second.
+    #[serde(deserialize_with = "de_size")]
+    pub nvme_write_bytes_per_s: u64,
     /// Bytes of a T3 segment. Absent: min(256 MiB, capacity / 8).
     #[serde(deserialize_with = "de_size_opt")]
     pub segment_bytes: Option<u64>,
@@ -72,6 +92,10 @@ pub struct StoreConfig {
     pub max_load_bytes: u64,
     /// Deadline of a load in seconds, where the call names none.
     pub load_timeout_s: f64,
+    /// Tokens a second that the engine computes in prefill. A load that is estimated to take longer
+    /// than computing what it would bring is not begun: it is a miss. Absent: every load is worth
+    /// it, unless its call says otherwise.
+    pub recompute_tokens_per_s: Option<f64>,
     /// Deadline of a put in seconds, where the call names none.
     pub put_timeout_s: f64,
     /// Seconds without an answer to any read after which a drive counts as stalled: what waits for
@@ -94,6 +118,19 @@ pub struct StoreConfig {
     /// File to which each event is written as a line of JSON before what follows from it is done.
     /// Absent: none.
     pub event_file: Option<PathBuf>,
+    /// What decides which block leaves a tier: `beta`, `beta-spec` or `lru`.
+    pub policy: EvictionPolicy,
+    /// Most bytes of memory that the predictor keeps: for what is resident, what it remembers of
+    /// blocks that left, which shrinks first, and what it learned. Absent: 1 % of all tiers, at
+    /// least 64 MiB.
+    #[serde(deserialize_with = "de_size_opt")]
+    pub metadata_bytes: Option<u64>,
+    /// File to which requests are recorded, as a trace that `tiered-kv replay` reads: ids of
+    /// blocks and sessions, times and lengths, no tokens and no names. Absent: none.
+    pub record: Option<PathBuf>,
+    /// Bytes beyond which nothing more is recorded.
+    #[serde(deserialize_with = "de_size")]
+    pub record_bytes: u64,
     /// Who reads and writes the drives: `auto`, `io_uring` or `blocking`.
     pub io_backend: IoBackend,
     /// Threads that serve loads, with the blocking backend.
@@ -113,12 +150,14 @@ impl Default for StoreConfig {
             staging_capacity: 64 << 20,
             nvme_paths: Vec::new(),
             nvme_capacity: 0,
+            nvme_write_bytes_per_s: 0,
             segment_bytes: None,
             max_leased_fraction: 0.5,
             dirty_high_fraction: 0.75,
             dirty_low_fraction: 0.5,
             max_load_bytes: 1 << 30,
             load_timeout_s: 10.0,
+            recompute_tokens_per_s: None,
             put_timeout_s: 30.0,
             drive_stall_s: 2.0,
             drive_retry_s: 5.0,
@@ -128,6 +167,10 @@ impl Default for StoreConfig {
             on_format_mismatch: OnFormatMismatch::Error,
             event_log_entries: 65_536,
             event_file: None,
+            policy: EvictionPolicy::default(),
+            metadata_bytes: None,
+            record: None,
+            record_bytes: 256 << 20,
             io_backend: IoBackend::Auto,
             load_threads: 2,
             store_threads: 1,
@@ -255,6 +298,9 @@ impl StoreConfig {
             dram_capacity: Some(0),
             segment_bytes: Some(0),
             event_file: Some(PathBuf::new()),
+            metadata_bytes: Some(0),
+            recompute_tokens_per_s: Some(1.0),
+            record: Some(PathBuf::new()),
             ..Self::default()
         };
         let table = full.to_table().expect("the defaults are representable");
@@ -309,6 +355,14 @@ impl StoreConfig {
                 ));
             }
         }
+        if let Some(rate) = self.recompute_tokens_per_s
+            && !(rate > 0.0 && rate.is_finite())
+        {
+            return Err(bad(
+                "recompute_tokens_per_s",
+                format!("is {rate}: give tokens a second, over 0"),
+            ));
+        }
         for (field, value) in [
             ("load_threads", self.load_threads),
             ("store_threads", self.store_threads),
@@ -323,6 +377,11 @@ impl StoreConfig {
         }
         if self.event_log_entries == 0 && self.event_file.is_some() {
             return Err(bad("event_file", "needs `event_log_entries` over 0: raise it"));
+        }
+        if let Some(bytes) = self.metadata_bytes
+            && bytes < MIN_METADATA_BYTES
+        {
+            return Err(bad("metadata_bytes", format!("is {bytes}: give at least 4 MiB")));
         }
         Ok(())
     }

@@ -52,6 +52,15 @@ impl BlockKey {
         keys.iter().flat_map(|k| k.0).collect()
     }
 
+    /// A number that stands for the key wherever nothing goes wrong if two keys share one.
+    pub fn number(&self) -> u64 {
+        let (words, _) = self.0.as_chunks::<8>();
+        words.iter().fold(0, |sum: u64, word| {
+            let mixed = (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            mixed ^ (mixed >> 32)
+        })
+    }
+
     /// The first 16 hexadecimal digits, for messages.
     pub fn short(&self) -> String {
         crate::hex(&self.0[..8])

@@ -9,6 +9,7 @@ pub mod config;
 pub mod error;
 pub mod key;
 pub mod layout;
+pub mod learned;
 pub mod namespace;
 pub mod record;
 mod tenant;
@@ -16,7 +17,7 @@ pub mod tier;
 pub mod tombstone;
 
 pub use checkpoint::{Checkpoint, CheckpointRows};
-pub use config::{IoBackend, OnFormatMismatch, StoreConfig};
+pub use config::{EvictionPolicy, IoBackend, OnFormatMismatch, StoreConfig};
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};
 pub use layout::{KvLayout, MAX_SLABS};

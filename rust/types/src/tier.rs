@@ -141,11 +141,13 @@ pub enum MissReason {
     Superseded = 11,
     /// Its drive has stalled or failed repeatedly and is not asked until it answers again.
     CircuitOpen = 12,
+    /// Computing it anew is estimated to be faster than loading it.
+    Recompute = 13,
 }
 
 impl MissReason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Absent,
         Self::Corrupt,
         Self::IoError,
@@ -158,6 +160,7 @@ impl MissReason {
         Self::Closed,
         Self::Superseded,
         Self::CircuitOpen,
+        Self::Recompute,
     ];
 
     /// A stable name, as `stats` and Python show it.
@@ -175,6 +178,7 @@ impl MissReason {
             Self::Closed => "closed",
             Self::Superseded => "superseded",
             Self::CircuitOpen => "circuit_open",
+            Self::Recompute => "recompute",
         }
     }
 }

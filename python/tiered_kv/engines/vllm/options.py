@@ -13,8 +13,9 @@ from tiered_kv._core import probe_memory
 
 OnReset = Literal["new_epoch", "keep"]
 
-# Set by the adapter for each rank, not by the user.
-_OURS = frozenset({"nvme_paths"})
+# Set by the adapter for each rank, not by the user; and what it records itself, since it knows
+# prompts from answers and one rank is like all.
+_OURS = frozenset({"nvme_paths", "record", "record_bytes"})
 _PASSED_ON = frozenset(field.name for field in dataclasses.fields(StoreConfig)) - _OURS
 _MOST_BY_DEFAULT = 4 << 30
 _HERE = frozenset({"path", "weights", "on_reset", "load_timeout_s", "sharers", "record"})

@@ -3,6 +3,7 @@
 use super::hazard::Cell;
 use super::slots::Slots;
 use hashbrown::HashTable;
+use std::collections::VecDeque;
 
 /// No slot, no place, no session.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -16,6 +17,8 @@ pub(crate) const PARTIAL: u8 = 4;
 pub(crate) const LABELLED: u8 = 8;
 /// Its own gap average has been set.
 pub(crate) const PACED: u8 = 16;
+/// A store's block that no request has named yet: it is in no chain.
+pub(crate) const UNCLAIMED: u8 = 32;
 
 /// A cache by recency of the same capacity would hold it.
 pub(crate) const RECENT: u8 = 64;
@@ -44,6 +47,8 @@ pub(crate) struct Node {
     place: u32,
     /// The request that touched it last.
     pub(crate) request: u32,
+    /// Its number in a store, where one has it.
+    pub(crate) block: u32,
     pub(crate) cell: Cell,
     pub(crate) flags: u8,
     pub(crate) count: u8,
@@ -71,6 +76,7 @@ impl Node {
             next: NONE,
             place: NONE,
             request: 0,
+            block: NONE,
             cell: Cell::default(),
             flags: RESIDENT,
             count: 0,
@@ -95,12 +101,20 @@ pub(crate) struct Chain {
     /// long as its children are, so that a chain is found by following it; else all are in here.
     map: HashTable<u32>,
     candidates: Vec<Candidate>,
-    /// Blocks that are remembered, in the order in which they left.
-    ring: Vec<u32>,
-    next_ghost: usize,
+    /// Blocks that are remembered, in the order in which they left; `NONE` where one came back.
+    ring: VecDeque<u32>,
+    /// The place of the first of them.
+    ring_start: u32,
+    ghosts: usize,
     residents: usize,
     /// Without it any resident may leave, and children are not counted.
     leaf_first: bool,
+    /// A store keeps lists of its own: there are no candidates here.
+    in_store: bool,
+    /// Nodes that there may be.
+    most: usize,
+    /// Blocks of a store of which a draw would see something else than before.
+    pub(crate) moved: Vec<u32>,
 }
 
 #[inline]
@@ -117,11 +131,20 @@ impl Chain {
             free: Slots::default(),
             map: HashTable::new(),
             candidates: Vec::new(),
-            ring: vec![NONE; ghosts],
-            next_ghost: 0,
+            ring: VecDeque::new(),
+            ring_start: 0,
+            ghosts,
             residents: 0,
             leaf_first,
+            in_store: false,
+            most: usize::MAX,
+            moved: Vec::new(),
         }
+    }
+
+    /// An index of at most `most` blocks, whose residents a store decides about.
+    pub(crate) fn of_store(most: usize) -> Self {
+        Self { in_store: true, most, ..Self::new(0, true) }
     }
 
     #[inline]
@@ -170,16 +193,7 @@ impl Chain {
     /// Adds a resident block.
     pub(crate) fn insert(&mut self, node: Node) -> u32 {
         let (key, parent) = (node.key, node.parent);
-        let slot = match self.free.take(self.nodes.len()) {
-            Some(slot) => {
-                self.nodes[slot as usize] = node;
-                slot
-            }
-            None => {
-                self.nodes.push(node);
-                (self.nodes.len() - 1) as u32
-            }
-        };
+        let slot = self.hold(node);
         if self.leaf_first && parent != NONE && self.nodes[parent as usize].next == NONE {
             self.node(parent).next = slot;
         } else {
@@ -191,6 +205,33 @@ impl Chain {
         slot
     }
 
+    /// Makes room for so many blocks more, as far as there may be.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        self.nodes.reserve_exact(blocks.min(self.room()));
+    }
+
+    /// Keeps a node that is in no chain; its slot.
+    pub(crate) fn hold(&mut self, node: Node) -> u32 {
+        let slots = self.nodes.len();
+        if let Some(slot) = self.free.take(if slots < self.most { slots } else { 0 }) {
+            self.nodes[slot as usize] = node;
+            return slot;
+        }
+        if self.in_store && slots == self.nodes.capacity() {
+            // Memory is bounded there: what is reserved stays near to what is used.
+            let more = 1024.max(slots / 8).min(self.most.saturating_sub(slots));
+            self.nodes.reserve_exact(more.max(1));
+        }
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as u32
+    }
+
+    /// Frees a node that is in no chain.
+    pub(crate) fn let_go(&mut self, slot: u32) {
+        self.nodes[slot as usize] = Node { flags: 0, ..Node::new(0, NONE, 0) };
+        self.free.give(slot);
+    }
+
     /// Makes a block that is remembered resident again, behind `parent`.
     pub(crate) fn readmit(&mut self, slot: u32, parent: u32) {
         let node = self.node(slot);
@@ -199,7 +240,7 @@ impl Chain {
         let place = std::mem::replace(&mut node.place, NONE);
         node.parent = parent;
         if place != NONE {
-            self.ring[place as usize] = NONE;
+            self.ring[place.wrapping_sub(self.ring_start) as usize] = NONE;
         }
         self.residents += 1;
         self.settle_in(slot, parent);
@@ -224,6 +265,9 @@ impl Chain {
 
     /// Makes a resident block a candidate, if it is a leaf and none yet.
     pub(crate) fn list(&mut self, slot: u32) {
+        if self.in_store {
+            return;
+        }
         let place = self.candidates.len() as u32;
         let node = self.node(slot);
         if node.place != NONE || node.children != 0 {
@@ -249,7 +293,9 @@ impl Chain {
     #[inline]
     pub(crate) fn refresh(&mut self, slot: u32) {
         let node = &self.nodes[slot as usize];
-        if node.has(RESIDENT) && node.place != NONE {
+        if node.block != NONE {
+            self.moved.push(slot);
+        } else if node.has(RESIDENT) && node.place != NONE {
             let candidate = &mut self.candidates[node.place as usize];
             (candidate.last, candidate.cell) = (node.last, node.cell);
         }
@@ -269,14 +315,67 @@ impl Chain {
     }
 
     fn remember(&mut self, slot: u32) -> Option<u32> {
-        if self.ring.is_empty() {
+        if self.ghosts == 0 {
             return Some(slot);
         }
-        let place = self.next_ghost;
-        self.next_ghost = (place + 1) % self.ring.len();
-        self.node(slot).place = place as u32;
-        let oldest = std::mem::replace(&mut self.ring[place], slot);
-        (oldest != NONE).then_some(oldest)
+        let mut place = self.ring_start.wrapping_add(self.ring.len() as u32);
+        if place == NONE {
+            // No place has this number.
+            self.ring.push_back(NONE);
+            place = 0;
+        }
+        self.node(slot).place = place;
+        self.ring.push_back(slot);
+        if self.ring.len() <= self.ghosts {
+            return None;
+        }
+        self.oldest().filter(|oldest| *oldest != NONE)
+    }
+
+    /// Takes the first place of the ring.
+    fn oldest(&mut self) -> Option<u32> {
+        let oldest = self.ring.pop_front()?;
+        self.ring_start = self.ring_start.wrapping_add(1);
+        Some(oldest)
+    }
+
+    /// How many blocks are remembered after they left, at most.
+    pub(crate) fn limit_ghosts(&mut self, most: usize) {
+        self.ghosts = most;
+    }
+
+    /// The block that has to be forgotten next, while more than `places` are taken.
+    pub(crate) fn surplus(&mut self, places: usize) -> Option<u32> {
+        while self.ring.len() > places {
+            if let Some(oldest) = self.oldest().filter(|oldest| *oldest != NONE) {
+                return Some(oldest);
+            }
+        }
+        None
+    }
+
+    /// Nodes that there may still be.
+    pub(crate) fn room(&self) -> usize {
+        self.most.saturating_sub(self.used())
+    }
+
+    /// Nodes in use.
+    pub(crate) fn used(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    /// Places of the ring that are taken.
+    pub(crate) fn places(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Bytes of memory that the index has.
+    pub(crate) fn bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+            + self.free.bytes()
+            + self.map.allocation_size()
+            + (self.ring.capacity() + self.moved.capacity()) * size_of::<u32>()
+            + self.candidates.capacity() * size_of::<Candidate>()
     }
 
     /// Frees a block that is not resident.

@@ -92,7 +92,7 @@ impl Beta {
     }
 
     /// Forgets a block that left long ago: what its sentinel saw is counted first.
-    fn forget(&mut self, slot: u32, now: f64) {
+    pub(super) fn forget(&mut self, slot: u32, now: f64) {
         let node = self.chain.nodes[slot as usize];
         if node.sentinel != Sentinels::NONE {
             let mut books = Books { table: &mut self.table, scores: &mut self.scores };

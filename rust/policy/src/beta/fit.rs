@@ -86,6 +86,25 @@ impl Fit {
         }
     }
 
+    /// The weights that were told anything: number, mean and variance.
+    pub(crate) fn told(&self) -> impl Iterator<Item = (u16, f32, f32)> + '_ {
+        let all = self.0.iter().enumerate();
+        let told = all.filter(|(number, weight)| weight.variance < prior(*number));
+        told.map(|(number, weight)| (number as u16, weight.mean, weight.variance))
+    }
+
+    /// Sets a weight, if it is one and could have been told this.
+    pub(crate) fn set(&mut self, (number, mean, variance): (u16, f32, f32)) -> bool {
+        let sound = mean.is_finite() && mean.abs() < 100.0 && variance > 0.0;
+        match self.0.get_mut(usize::from(number)) {
+            Some(weight) if sound && variance <= prior(number.into()) => {
+                *weight = Weight { mean, variance };
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Lets evidence fade: what it moved the means by goes with it.
     pub(crate) fn rebuild(&mut self, decay: f32) {
         for (number, weight) in self.0.iter_mut().enumerate() {

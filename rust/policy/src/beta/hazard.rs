@@ -130,6 +130,22 @@ impl Table {
         self.counts[cell.index()][bucket]
     }
 
+    /// The counts of a cell by its number, if it has any.
+    pub(crate) fn counts(&self, cell: usize) -> Option<&[Count; BUCKETS]> {
+        self.used[cell].then(|| &self.counts[cell])
+    }
+
+    /// Adds counts to a cell by its number.
+    pub(crate) fn add_counts(&mut self, cell: usize, counts: &[Count; BUCKETS]) {
+        add(&mut self.counts[cell], counts);
+        self.used[cell] = true;
+    }
+
+    /// Bytes of memory that it has.
+    pub(crate) fn bytes(&self) -> usize {
+        CELLS * (size_of::<Counts>() + size_of::<[f32; BUCKETS]>()) + size_of::<Self>()
+    }
+
     /// Adds `trials` survivals, or parts of one, in a bucket, and a reuse if `reused`.
     #[inline]
     pub(crate) fn add(&mut self, cell: Cell, bucket: usize, trials: f32, reused: bool) {
@@ -237,8 +253,8 @@ fn global_hazard(total: &Counts) -> Curve {
     for bucket in 0..BUCKETS {
         let mean = if bucket <= 1 { START } else { CARRY * hazard[bucket - 1] };
         let Count { reuses, trials } = total[bucket];
-        hazard[bucket] =
-            (f64::from(reuses) + GLOBAL_STRENGTH * mean) / (f64::from(trials) + GLOBAL_STRENGTH);
+        let reused = f64::from(reuses) + GLOBAL_STRENGTH * mean;
+        hazard[bucket] = (reused / (f64::from(trials) + GLOBAL_STRENGTH)).min(1.0);
     }
     hazard
 }
@@ -251,7 +267,8 @@ fn shrink(counts: &Counts, parent: &Curve, strength: f64) -> Curve {
     for bucket in 0..BUCKETS {
         let (reuses, trials) = (f64::from(counts[bucket].reuses), f64::from(counts[bucket].trials));
         let prior = ((observed + 2.0) / (expected + 2.0) * parent[bucket]).min(0.95);
-        hazard[bucket] = (reuses + strength * prior) / (trials + strength);
+        // A reuse early in a bucket is one of a part of a trial.
+        hazard[bucket] = ((reuses + strength * prior) / (trials + strength)).min(1.0);
         observed = FADE * observed + reuses;
         expected = FADE * expected + trials * parent[bucket];
     }

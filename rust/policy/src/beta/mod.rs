@@ -12,6 +12,8 @@ mod fit;
 mod guard;
 mod hazard;
 mod index;
+mod learned;
+mod live;
 mod options;
 mod pace;
 mod posterior;
@@ -26,8 +28,9 @@ mod touch;
 pub use age::BUCKETS;
 pub use hazard::PAIRS;
 pub use index::gittins;
+pub use live::Predictor;
 pub use options::BetaOptions;
-pub use posterior::{PairPosterior, ages};
+pub use posterior::{Evidence, PairPosterior, ages};
 
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};
@@ -66,6 +69,8 @@ pub struct Beta {
     /// The request at which the table is computed anew, and the one at which it last was.
     next_rebuild: u64,
     last_rebuild: u64,
+    /// The caller's number of the request's turn, zero where it is not told.
+    told_turn: u32,
     /// Slots of the request's blocks, `NONE` where a block is not known.
     path: Vec<u32>,
 }
@@ -128,7 +133,7 @@ impl Beta {
             capacity,
             chain: Chain::new(ghosts, options.leaf_first),
             sessions: Sessions::new(sessions),
-            sentinels: Sentinels::default(),
+            sentinels: Sentinels::new(usize::MAX),
             table: Table::new(options.by_age, options.strength),
             scores: Scores::new(options.fit),
             pace: Pace::default(),
@@ -138,6 +143,7 @@ impl Beta {
             requests: 0,
             next_rebuild: 16,
             last_rebuild: 0,
+            told_turn: 0,
             path: Vec::new(),
         }
     }
@@ -224,6 +230,13 @@ impl Beta {
         if !first {
             let gap = session.returned(now, options.gap_weight);
             self.pace.add(gap.0, gap.1);
+        }
+        let told = self.told_turn.saturating_sub(1);
+        if first && told > 0 {
+            // It began before it was seen here.
+            (session.turn, session.last) = (told, now);
+        } else {
+            session.turn = session.turn.max(told);
         }
         let facts = session.take(request, known as u32, now);
         let features = facts.features();

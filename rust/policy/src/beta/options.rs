@@ -103,6 +103,11 @@ impl BetaOptions {
         ]
     }
 
+    /// Whether gaps are expected.
+    pub(crate) fn paces(&self) -> bool {
+        self.pace || self.scale
+    }
+
     /// The options of this name, if there are any.
     pub fn named(name: &str) -> Option<Self> {
         let all = Self::ablation()

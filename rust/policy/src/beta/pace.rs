@@ -64,6 +64,16 @@ impl Pace {
         terms.iter().zip(&self.weights).map(|(a, w)| a * w).sum::<f32>() - self.mean
     }
 
+    /// All sums, for whoever keeps them.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = f64> + '_ {
+        self.squares.iter().flatten().chain(&self.products).copied()
+    }
+
+    /// The same, to be set.
+    pub(crate) fn sums_mut(&mut self) -> impl Iterator<Item = &mut f64> + '_ {
+        self.squares.iter_mut().flatten().chain(&mut self.products)
+    }
+
     /// Lets the gaps fade and takes the weights anew.
     pub(crate) fn rebuild(&mut self, decay: f32) {
         let fade = f64::from(decay);

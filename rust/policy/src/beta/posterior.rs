@@ -33,12 +33,20 @@ pub fn ages() -> [f64; BUCKETS] {
     std::array::from_fn(start)
 }
 
-impl Beta {
+/// What the posteriors are computed from: small, and copied at once, so that a store need not hold
+/// its lock for the quantiles.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// Reuses and lives of each pair.
+    lives: [(f64, f64); PAIRS],
+    hazards: Vec<[f64; BUCKETS]>,
+}
+
+impl Evidence {
     /// The posteriors of the 16 pairs, under a prior of one reuse in two lives.
     pub fn posterior(&self) -> [PairPosterior; PAIRS] {
-        let (_, hazards) = self.table.pair_hazards();
         std::array::from_fn(|pair| {
-            let (reuses, lives) = self.table.lives(pair);
+            let (reuses, lives) = self.lives[pair];
             let (a, b) = (reuses + 1.0, (lives - reuses).max(0.0) + 1.0);
             PairPosterior {
                 block_type: TYPES[pair / 4],
@@ -47,9 +55,22 @@ impl Beta {
                 interval: (quantile(a, b, 0.05), quantile(a, b, 0.95)),
                 lives,
                 reuses,
-                hazard: hazards[pair],
+                hazard: self.hazards[pair],
             }
         })
+    }
+}
+
+impl Beta {
+    /// What the posteriors of the 16 pairs are computed from.
+    pub fn evidence(&self) -> Evidence {
+        let (_, hazards) = self.table.pair_hazards();
+        Evidence { lives: std::array::from_fn(|pair| self.table.lives(pair)), hazards }
+    }
+
+    /// The posteriors of the 16 pairs, under a prior of one reuse in two lives.
+    pub fn posterior(&self) -> [PairPosterior; PAIRS] {
+        self.evidence().posterior()
     }
 }
 
@@ -122,7 +143,12 @@ mod tests {
         for owned in trace(5, 4000) {
             beta.request(&owned.request());
         }
-        let after = beta.posterior();
+        let (copy, after) = (beta.evidence(), beta.posterior());
+        for owned in trace(6, 100) {
+            beta.request(&owned.request());
+        }
+        assert_eq!(copy.posterior(), after, "a copy stays what it was");
+        assert_ne!(beta.posterior(), after);
         let width = |pair: &PairPosterior| pair.interval.1 - pair.interval.0;
         let mut seen = 0;
         for (before, after) in before.iter().zip(&after) {

@@ -121,6 +121,26 @@ impl Scores {
         }
     }
 
+    /// The weights that take the place of the counts, where the score is fitted.
+    pub(crate) fn fit(&self) -> Option<&Fit> {
+        self.fit.as_ref()
+    }
+
+    pub(crate) fn fit_mut(&mut self) -> Option<&mut Fit> {
+        self.fit.as_mut()
+    }
+
+    /// Reuses and expected reuses of every value of every feature.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (f32, f32)> + '_ {
+        let reuses = self.reuses.as_flattened().iter().copied();
+        reuses.zip(self.expected.as_flattened().iter().copied())
+    }
+
+    /// The same, to be set.
+    pub(crate) fn counts_mut(&mut self) -> impl Iterator<Item = (&mut f32, &mut f32)> + '_ {
+        self.reuses.as_flattened_mut().iter_mut().zip(self.expected.as_flattened_mut())
+    }
+
     /// Lets the counts fade and takes the ratios anew.
     pub(crate) fn rebuild(&mut self, decay: f32) {
         if let Some(fit) = &mut self.fit {

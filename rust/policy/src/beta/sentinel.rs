@@ -20,9 +20,11 @@ pub(crate) struct Sentinel {
 }
 
 /// All sentinels, in no order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sentinels {
     all: Vec<Sentinel>,
+    /// How many there may be.
+    most: usize,
     /// Where the sweep goes on.
     next: usize,
 }
@@ -100,8 +102,21 @@ impl Sentinels {
         self.all[number as usize].slot
     }
 
-    /// Sets a new sentinel on a block; its number.
+    /// Bytes of memory that they have.
+    pub(crate) fn bytes(&self) -> usize {
+        self.all.capacity() * size_of::<Sentinel>()
+    }
+
+    /// None yet, and never more than `most`.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { all: Vec::new(), most, next: 0 }
+    }
+
+    /// Sets a new sentinel on a block; its number, which is that of none where there are enough.
     pub(crate) fn start(&mut self, slot: u32, life: Life) -> u32 {
+        if self.all.len() >= self.most {
+            return Self::NONE;
+        }
         self.all.push(life.observed_at(slot));
         (self.all.len() - 1) as u32
     }

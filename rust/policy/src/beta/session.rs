@@ -103,6 +103,12 @@ impl Sessions {
         Self { slots: Vec::new(), by_label: HashMap::new(), next: 0, limit }
     }
 
+    /// Bytes of memory that they have, near enough.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<(u32, Option<u64>, Session)>()
+            + self.by_label.capacity() * size_of::<(u64, u64)>()
+    }
+
     pub(crate) fn by_label(&self, label: u64) -> Option<u32> {
         self.by_label.get(&label).copied()
     }

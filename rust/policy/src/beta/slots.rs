@@ -32,6 +32,16 @@ impl Slots {
         Some(slot as u32)
     }
 
+    /// How many are free.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of memory that the map has.
+    pub(crate) fn bytes(&self) -> usize {
+        self.free.capacity() * size_of::<u64>()
+    }
+
     /// Gives a slot back.
     pub(crate) fn give(&mut self, slot: u32) {
         let slot = slot as usize;

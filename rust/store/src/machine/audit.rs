@@ -152,6 +152,7 @@ impl Machine {
             counters: self.counters.rows(),
             dirty_bytes: self.dirty_bytes,
             loading_bytes: self.loading_bytes,
+            metadata_bytes: self.policy.metadata_bytes() as u64,
             orphans: self.table.orphans(),
             blocks: self.table.len() as u64,
             calls: self.ops.len() as u64,
@@ -181,8 +182,8 @@ impl Machine {
         stats
     }
 
-    /// How each drive does: whether writing to it is paused after faults, and why it is not asked.
-    pub(crate) fn drive_conditions(&self) -> Vec<(bool, Option<super::Fault>)> {
-        self.drives.iter().map(|d| (d.is_paused(), d.circuit.fault())).collect()
+    /// How each drive does.
+    pub(crate) fn drive_conditions(&self) -> Vec<super::DriveCondition> {
+        self.drives.iter().map(super::drive::Drive::condition).collect()
     }
 }

@@ -167,6 +167,8 @@ pub enum Cause {
     Resident,
     /// It is there, and a load of it was slower than its caller would wait.
     TooSlow,
+    /// It is there, and computing it anew would have been faster than loading it.
+    Recompute,
     /// It is on a drive that is not asked at present.
     CircuitOpen,
     /// A put of it is under way.
@@ -191,6 +193,7 @@ impl Cause {
         match self {
             Self::Resident => "resident",
             Self::TooSlow => "too_slow",
+            Self::Recompute => "recompute",
             Self::CircuitOpen => "circuit_open",
             Self::Writing => "writing",
             Self::Evicted => "evicted",
@@ -246,8 +249,11 @@ fn cause(residency: Residency, events: &[&LogEntry], complete: bool) -> Cause {
     match residency {
         Residency::In(tiered_kv_types::Tier::Dram) => return Cause::Resident,
         Residency::In(_) | Residency::Loading => {
-            let slow = newest == Some(LogKind::Slow);
-            return if slow { Cause::TooSlow } else { Cause::Resident };
+            return match newest {
+                Some(LogKind::Slow) => Cause::TooSlow,
+                Some(LogKind::Recompute) => Cause::Recompute,
+                _ => Cause::Resident,
+            };
         }
         Residency::Writing => return Cause::Writing,
         Residency::Shut => return Cause::CircuitOpen,
@@ -258,7 +264,7 @@ fn cause(residency: Residency, events: &[&LogEntry], complete: bool) -> Cause {
         LogKind::Deleted => Some(Cause::Deleted),
         LogKind::Fault(_) => Some(Cause::Fault),
         LogKind::Throttled => Some(Cause::Throttled),
-        LogKind::Undurable | LogKind::Slow => None,
+        LogKind::Undurable | LogKind::Slow | LogKind::Recompute => None,
     });
     told.unwrap_or(if complete { Cause::NeverStored } else { Cause::Unknown })
 }

@@ -138,21 +138,26 @@ fn answer<T>(result: &Result<T, LoadFault>) -> Answer {
 }
 
 impl Machine {
-    /// A read of a block on a drive begins.
-    pub(super) fn read_begun(&mut self, home: DriveId) {
+    /// A read of so many bytes on a drive begins.
+    pub(super) fn read_begun(&mut self, home: DriveId, bytes: u64) {
         let now = self.now.mono;
-        self.drives[usize::from(home)].circuit.begun(now);
+        let drive = &mut self.drives[usize::from(home)];
+        drive.circuit.begun(now);
+        drive.pace.begun(now, bytes);
     }
 
     /// A read on a drive has ended.
     pub(super) fn read_ended<T>(
         &mut self,
         home: DriveId,
+        bytes: u64,
         result: &Result<T, LoadFault>,
         out: &mut Vec<Command>,
     ) {
-        let now = self.now.mono;
-        if self.drives[usize::from(home)].circuit.ended(now, answer(result)) {
+        let (now, answer) = (self.now.mono, answer(result));
+        let drive = &mut self.drives[usize::from(home)];
+        drive.pace.ended(now, bytes, answer == Answer::Read);
+        if drive.circuit.ended(now, answer) {
             self.circuit_changed(home, out);
         }
     }
@@ -192,6 +197,9 @@ impl Machine {
 
     /// Opens the circuits of drives that have stalled, and probes those whose time has come.
     pub(super) fn watch_drives(&mut self, out: &mut Vec<Command>) {
+        if self.closed {
+            return;
+        }
         let now = self.now.mono;
         for home in 0..self.drives.len() {
             let home = DriveId::try_from(home).expect("few drives");

@@ -55,8 +55,9 @@ struct Flight {
 enum Retiring {
     #[default]
     No,
-    /// As soon as no group is under way.
-    Wanted { scrub: bool },
+    /// As soon as no group is under way: all pages, or as many as were found at open. What those
+    /// cover was found with them; what later ones cover may lie in any free slot.
+    Wanted { found: Option<u64> },
     /// A group zeroes the headers that the tombstones cover.
     Clearing,
     /// The pages are being zeroed.
@@ -125,7 +126,7 @@ impl Journal {
         self.first = 0;
         self.next = pages;
         if pages > 0 && tables_read && self.complete {
-            self.retiring = Retiring::Wanted { scrub: false };
+            self.retiring = Retiring::Wanted { found: Some(pages) };
         }
     }
 }
@@ -199,7 +200,7 @@ impl Machine {
             && journal.may_begin_retiring(self.now.mono)
             && journal.complete
         {
-            journal.retiring = Retiring::Wanted { scrub: true };
+            journal.retiring = Retiring::Wanted { found: None };
         }
         if journal.used() >= journal.pages {
             return;
@@ -255,18 +256,18 @@ impl Machine {
 
     /// Zeroes every header that a tombstone may cover, so that the tombstones can go.
     pub(super) fn begin_retiring(&mut self, out: &mut Vec<Command>) {
-        let Retiring::Wanted { scrub } = self.journal.retiring else { return };
+        let Retiring::Wanted { found } = self.journal.retiring else { return };
         if self.journal.flight.is_some() {
             return;
         }
-        if scrub {
+        if found.is_none() {
             for drive in &mut self.drives {
                 let free = drive.slots.free_slots();
                 drive.clears.extend(free);
             }
         }
         self.journal.retiring = Retiring::Clearing;
-        let upto = self.journal.next;
+        let upto = found.unwrap_or(self.journal.next);
         self.begin_group(Some(upto), out);
     }
 

@@ -24,10 +24,11 @@ impl Machine {
         let reads = self.slab_reads(id);
         let block = self.table.get_mut(id).expect("mapped blocks exist");
         block.readers += 1;
-        self.loading_bytes += block.bytes();
+        let bytes = block.bytes();
+        self.loading_bytes += bytes;
         let (drive, cancel) = (block.home, cancel.clone());
         out.push(Command::LoadInto { op, item, block: id, drive, reads, cancel });
-        self.read_begun(drive);
+        self.read_begun(drive, bytes);
         self.refresh(id);
     }
 
@@ -58,7 +59,7 @@ impl Machine {
         block.readers -= 1;
         let (bytes, doomed, home) = (block.bytes(), block.doomed, block.home);
         self.loading_bytes -= bytes;
-        self.read_ended(home, &result, out);
+        self.read_ended(home, bytes, &result, out);
         let state = match result {
             _ if doomed => State::Miss(MissReason::Superseded),
             Ok(()) => {

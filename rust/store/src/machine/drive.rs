@@ -1,7 +1,9 @@
 //! The drives of T3: slots, files, whether writing to one is paused after faults, and whether one
 //! is asked at all.
 
-use super::circuit::Circuit;
+use super::circuit::{Circuit, Fault};
+use super::wear::WriteBudget;
+use super::worth::Pace;
 use super::{DriveParts, Limits, SlotAllocator, SlotId};
 use std::collections::BTreeSet;
 use tiered_kv_io::{FileId, Nanos};
@@ -13,6 +15,24 @@ const BREAKER_FAULTS: u32 = 3;
 
 /// Number of a drive in the configuration.
 pub(crate) type DriveId = u16;
+
+/// How a drive does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DriveCondition {
+    /// Writing to it is paused after faults.
+    pub(crate) paused: bool,
+    /// Why it is not asked.
+    pub(crate) fault: Option<Fault>,
+    /// Bytes a second at which it has read of late.
+    pub(crate) load_bytes_per_s: Option<u64>,
+}
+
+impl DriveCondition {
+    /// It takes reads and writes.
+    pub(crate) fn is_well(&self) -> bool {
+        !self.paused && self.fault.is_none()
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Drive {
@@ -26,6 +46,8 @@ pub(super) struct Drive {
     paused_until: Option<Nanos>,
     retry: Nanos,
     pub(super) circuit: Circuit,
+    pub(super) pace: Pace,
+    pub(super) budget: WriteBudget,
 }
 
 impl Drive {
@@ -41,6 +63,8 @@ impl Drive {
             paused_until: None,
             retry: limits.retry,
             circuit: Circuit::new(limits.stall, limits.retry),
+            pace: Pace::default(),
+            budget: WriteBudget::new(limits.write_bytes_per_s),
         }
     }
 
@@ -57,9 +81,12 @@ impl Drive {
         self.paused_until.is_none() && self.circuit.is_closed()
     }
 
-    /// Whether writing pauses since writes failed.
-    pub(super) fn is_paused(&self) -> bool {
-        self.paused_until.is_some()
+    pub(super) fn condition(&self) -> DriveCondition {
+        DriveCondition {
+            paused: self.paused_until.is_some(),
+            fault: self.circuit.fault(),
+            load_bytes_per_s: self.pace.bytes_per_s().map(|rate| rate as u64),
+        }
     }
 
     /// Ends a pause that is over, and gives segments that could not be prepared another chance.

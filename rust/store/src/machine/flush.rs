@@ -88,6 +88,7 @@ impl Machine {
         let Some(Op::Close { deadline }) = self.ops.get(&op) else { return };
         let deadline = *deadline;
         self.closing = None;
+        self.closed = true;
         let left: Vec<OpId> = self.timers.iter().map(|(_, op)| *op).collect();
         for call in left {
             if matches!(self.ops.get(&call), Some(Op::Put(_))) {

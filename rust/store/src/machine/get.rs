@@ -32,12 +32,14 @@ pub(super) struct GetOp {
     reading: usize,
     deadline: Nanos,
     target: GetTarget,
-    /// Count as a request of its own.
-    count: bool,
     /// Ends when the get has ended: the blocks are pinned then, or were missed.
     hold: Option<HoldId>,
     /// Why it was ended early, where it was.
     ended: Option<MissReason>,
+    /// Nanoseconds in which the caller would compute one of the blocks, if it has said so.
+    recompute: Option<Nanos>,
+    /// So many of the blocks are worth loading.
+    worth: usize,
     /// Set once its direct reads are no longer wanted.
     cancel: CancelFlag,
 }
@@ -56,8 +58,8 @@ impl GetOp {
         keys: Vec<BlockKey>,
         deadline: Nanos,
         target: GetTarget,
-        count: bool,
         hold: Option<HoldId>,
+        recompute: Option<Nanos>,
     ) -> Self {
         let states = Vec::with_capacity(keys.len());
         Self {
@@ -69,11 +71,20 @@ impl GetOp {
             reading: 0,
             deadline,
             target,
-            count,
             hold,
             ended: None,
+            recompute,
+            worth: usize::MAX,
             cancel: CancelFlag::default(),
         }
+    }
+
+    pub(super) fn ns(&self) -> u32 {
+        self.ns
+    }
+
+    pub(super) fn keys(&self) -> &[BlockKey] {
+        &self.keys
     }
 
     /// A direct read has ended.
@@ -106,6 +117,9 @@ impl GetOp {
 impl Machine {
     pub(super) fn get(&mut self, op: OpId, mut get: GetOp, out: &mut Vec<Command>) {
         let deadline = get.deadline;
+        if let Some(recompute) = get.recompute {
+            get.worth = self.worth_loading(&get, recompute);
+        }
         let mut no_space = false;
         for item in 0..get.keys.len() {
             let state = self.find(op, item, &get, &mut no_space, out);
@@ -114,10 +128,6 @@ impl Machine {
             if let Some(from) = get.settle(item, state) {
                 out.push(Command::CopyOut { op, item, from });
             }
-        }
-        if get.count {
-            let leaf_first: Vec<BlockKey> = get.keys.iter().rev().copied().collect();
-            self.accessed(get.ns, &leaf_first);
         }
         self.ops.insert(op, Op::Get(get));
         self.timers.insert((deadline, op));
@@ -140,6 +150,9 @@ impl Machine {
             return State::Hit(resident, if self.staging.on { Tier::Nvme } else { Tier::Dram });
         }
         let asked = self.is_asked(id);
+        if asked && item >= get.worth {
+            return self.not_worth(get, item);
+        }
         let block = self.table.get_mut(id).expect("mapped blocks exist");
         if let Some(load) = &mut block.load
             && asked
@@ -198,7 +211,7 @@ impl Machine {
         let reads = self.slab_reads(id);
         let drive = self.table.get(id).expect("mapped blocks exist").home;
         out.push(Command::Load { block: id, drive, reads, into, cancel });
-        self.read_begun(drive);
+        self.read_begun(drive, lens.iter().sum());
         self.index.update(&key, |entry| entry.loading = true);
         self.loading_bytes += lens.iter().sum::<u64>();
         true
@@ -214,7 +227,7 @@ impl Machine {
         let (bytes, doomed, key, home) = (block.bytes(), block.doomed, block.key, block.home);
         let Load { waiters, ahead, .. } = *block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
-        self.read_ended(home, &result, out);
+        self.read_ended(home, bytes, &result, out);
         if doomed {
             self.bury(id);
             return;

@@ -1,6 +1,6 @@
 //! What goes into the state machine and what comes out of it.
 
-use crate::machine::{DeleteReport, Doomed, DriveId, HoldId, Records, ScrubReport};
+use crate::machine::{Access, DeleteReport, Doomed, DriveId, HoldId, Records, ScrubReport};
 use crate::resident::{Filled, Filling, Resident};
 use crate::sync::Arc;
 use smallvec::SmallVec;
@@ -164,8 +164,9 @@ pub(crate) enum Event {
         keys: Vec<BlockKey>,
         deadline: Nanos,
         target: GetTarget,
-        count: bool,
         hold: Option<HoldId>,
+        /// Nanoseconds in which the caller would compute one block.
+        recompute: Option<Nanos>,
     },
     Hold {
         op: OpId,
@@ -244,11 +245,8 @@ pub(crate) enum Event {
         doomed: Doomed,
         deadline: Nanos,
     },
-    /// One request's blocks, root first; the leaf is accessed first.
-    Accessed {
-        ns: u32,
-        keys: Arc<[BlockKey]>,
-    },
+    /// A request has used its blocks.
+    Accessed(Access),
     Flush {
         op: OpId,
         deadline: Nanos,

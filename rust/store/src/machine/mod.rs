@@ -5,6 +5,7 @@
 //! and in which group, what is evicted, what recovery believes: all of it is decided here, one step
 //! at a time, so that a seeded simulator drives the very same code as production.
 
+mod accesses;
 mod alloc;
 mod audit;
 mod census;
@@ -28,7 +29,10 @@ mod scrub;
 mod staging;
 mod table;
 mod usage;
+mod wear;
+mod worth;
 
+pub(crate) use accesses::{Access, Sizes, Told};
 pub(crate) use alloc::{Geometry, SlotAllocator, SlotId};
 pub use audit::Audit;
 pub use census::{
@@ -36,10 +40,9 @@ pub use census::{
     SlabRow, SurveyRow,
 };
 pub(crate) use census::{MAX_EXPLAINED, PAGE_NAMESPACES};
-pub(crate) use circuit::Fault;
 pub use delete::DeleteReport;
 pub(crate) use delete::Doomed;
-pub(crate) use drive::DriveId;
+pub(crate) use drive::{DriveCondition, DriveId};
 pub use hold::HoldId;
 pub(crate) use message::*;
 pub use message::{FlushReport, OpId, PutStatus};
@@ -77,6 +80,8 @@ pub(crate) struct Limits {
     pub(crate) stall: Nanos,
     /// How long a drive that fails is left alone.
     pub(crate) retry: Nanos,
+    /// Bytes a second that may be written to each drive, over the hours; 0: no bound.
+    pub(crate) write_bytes_per_s: u64,
     /// Bytes a second read back in the background.
     pub(crate) scrub_bytes_per_s: u64,
 }
@@ -151,6 +156,7 @@ pub(crate) struct Machine {
     index: Arc<ReadIndex>,
     freed: FreedSlots,
     policy: Box<dyn Policy>,
+    scratch: accesses::Scratch,
     memory: SlotAllocator,
     owners: usage::SlotOwners,
     drives: Vec<Drive>,
@@ -181,6 +187,8 @@ pub(crate) struct Machine {
     /// Blocks that will not become durable and that no flush has reported yet.
     undurable_unreported: u64,
     closing: Option<OpId>,
+    /// The close has ended: the drives take nothing more.
+    closed: bool,
     /// Waiters of loads whose block was removed, told at the end of the step.
     load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
     staging: staging::Staging,
@@ -207,6 +215,7 @@ impl Machine {
             index: parts.index,
             freed: parts.freed,
             policy: parts.policy,
+            scratch: accesses::Scratch::default(),
             memory: SlotAllocator::new(parts.memory, false),
             owners: usage::SlotOwners::default(),
             drives: drives(parts.drives, &parts.limits),
@@ -231,6 +240,7 @@ impl Machine {
             throttling: false,
             undurable_unreported: 0,
             closing: None,
+            closed: false,
             load_missed: Vec::new(),
             staging: staging::Staging::new(parts.staging),
             scrub: scrub::Scrub::new(parts.limits.scrub_bytes_per_s),
@@ -287,8 +297,8 @@ impl Machine {
             Event::CopiedIn { op, item, filled } => self.copied_in(op, item, filled, out),
             Event::Reserve { op, ns, items } => self.reserve(op, ns, &items, out),
             Event::Publish { op, ns, items } => self.publish_filled(op, ns, items, out),
-            Event::Get { op, ns, keys, deadline, target, count, hold } => {
-                self.get(op, GetOp::new(ns, keys, deadline, target, count, hold), out);
+            Event::Get { op, ns, keys, deadline, target, hold, recompute } => {
+                self.get(op, GetOp::new(ns, keys, deadline, target, hold, recompute), out);
             }
             Event::Hold { op, ns, keys, expires } => self.hold(op, ns, &keys, expires, out),
             Event::Release { hold } => self.release(hold),
@@ -317,7 +327,7 @@ impl Machine {
             Event::Delete { op, ns, doomed, deadline } => {
                 self.delete(op, ns, doomed, deadline, out);
             }
-            Event::Accessed { ns, keys } => self.accessed(ns, &keys),
+            Event::Accessed(access) => self.accessed(&access),
             Event::Flush { op, deadline } => self.flush(op, deadline),
             Event::Cancel { op } => self.end_op(op, tiered_kv_types::MissReason::Cancelled, out),
             Event::Close { op, deadline } => self.close(op, deadline, out),
@@ -425,15 +435,6 @@ impl Machine {
 
     fn full(ns: u32, key: tiered_kv_types::BlockKey) -> FullKey {
         FullKey { ns, key }
-    }
-
-    /// One access a block, leaf first.
-    fn accessed(&mut self, ns: u32, keys: &[tiered_kv_types::BlockKey]) {
-        for key in keys.iter().rev() {
-            if let Some(id) = self.table.id(&Self::full(ns, *key)) {
-                self.policy.accessed(id, self.now.mono);
-            }
-        }
     }
 
     /// Ends a call early: by deadline, cancellation or close.

@@ -152,6 +152,14 @@ impl Machine {
         }
     }
 
+    /// A block has no place on a drive, or is behind one that has none. One that was given up before
+    /// is only an ancestor here.
+    fn give_up(&mut self, id: BlockId) {
+        if self.table.get(id).is_some_and(|block| block.dirty.is_some()) {
+            self.undurable(id);
+        }
+    }
+
     /// Books a block that will not become durable.
     pub(super) fn undurable(&mut self, id: BlockId) {
         let block = self.table.get(id).expect("the caller holds a live block");
@@ -215,11 +223,15 @@ impl Machine {
             if blocks.len() >= GROUP_BLOCKS || bytes >= GROUP_BYTES {
                 break;
             }
+            if self.table.get(id).is_none_or(|block| block.dirty.is_none()) {
+                // Given up with its root.
+                continue;
+            }
             let mut full = false;
             for id in self.root_first(id) {
                 if full {
                     // Behind a root that has no place, it would be unreachable.
-                    self.undurable(id);
+                    self.give_up(id);
                     continue;
                 }
                 match self.assign_drive_slots(id, out) {
@@ -229,7 +241,7 @@ impl Machine {
                     }
                     DriveSlots::Wait => break,
                     DriveSlots::Full => {
-                        self.undurable(id);
+                        self.give_up(id);
                         full = true;
                     }
                 }
@@ -315,6 +327,13 @@ impl Machine {
             block.slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
         let Some(home) = self.home_of(&block.key) else { return DriveSlots::Full };
         let (ns, bytes) = (block.key.ns, classes.iter().sum());
+        let worth = self.policy.worth(Tier::Dram, id);
+        let budget = &mut self.drives[usize::from(home)].budget;
+        if !budget.admits(self.now.mono, bytes, worth) {
+            budget.book(0, worth);
+            self.counters.not_admitted += 1;
+            return DriveSlots::Full;
+        }
         // Counted first, so that making room for a block does not evict its parent.
         self.count_on_drive(id, true);
         if !self.has_quota(Tier::Nvme, ns, bytes) {
@@ -336,6 +355,7 @@ impl Machine {
             for slot in &slots {
                 drive.clears.remove(slot);
             }
+            drive.budget.book(bytes, worth);
             return DriveSlots::Got(home, slots);
         };
         // A slot given back is as it was: zeroing it would be a group of its own, again and again

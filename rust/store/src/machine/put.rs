@@ -1,6 +1,6 @@
 //! Putting blocks: slots first, then bytes, then visible, all or nothing for each block.
 
-use super::table::{Block, OnDrive, Siblings};
+use super::table::{Block, BlockTable, OnDrive, Siblings};
 use super::{BlockId, Command, DriveId, Machine, Op, OpId, Outcome, PutItem, PutStatus};
 use crate::log::LogKind;
 use crate::resident::{Filled, Filling};
@@ -19,11 +19,15 @@ pub(super) fn policy_shape(tier: Tier, home: DriveId, shape: u32) -> u32 {
 }
 
 /// What the policy is told of a block that became resident in `tier`.
-pub(super) fn facts(tier: Tier, block: &Block) -> Facts {
+pub(super) fn facts(table: &BlockTable, tier: Tier, id: BlockId, unix_ns: u64) -> Facts {
+    let block = table.get(id).expect("the caller holds a live block");
     Facts {
         shape: policy_shape(tier, block.home, block.shape),
         depth: block.info.depth,
         block_type: block.info.block_type,
+        key: block.key.key.number(),
+        parent: table.parent_of(id),
+        age: unix_ns.saturating_sub(block.stored_unix_ns),
     }
 }
 
@@ -363,8 +367,8 @@ impl Machine {
     }
 
     pub(super) fn admit_to_policy(&mut self, id: BlockId, tier: Tier) {
-        let block = self.table.get(id).expect("the caller holds a live block");
-        self.policy.inserted(tier, id, &facts(tier, block), self.now.mono);
+        let facts = facts(&self.table, tier, id, self.now.unix_ns);
+        self.policy.inserted(tier, id, &facts, self.now.mono);
     }
 
     pub(super) fn make_dirty(&mut self, id: BlockId) {

@@ -202,11 +202,10 @@ impl Machine {
             ids[begin..begin + put.len()].reverse();
             begin += put.len();
         }
-        let (table, staging) = (&self.table, self.staging.on);
+        let (table, staging, unix_ns) = (&self.table, self.staging.on, self.now.unix_ns);
         let of_policy = |id: &BlockId| {
-            let block = table.get(*id).expect("just restored");
             let standing = standings(table, *id, staging).expect("just restored").drive;
-            (*id, facts(Tier::Nvme, block), standing)
+            (*id, facts(table, Tier::Nvme, *id, unix_ns), standing)
         };
         self.policy.restored(Tier::Nvme, &mut ids.iter().map(of_policy), self.now.mono);
     }

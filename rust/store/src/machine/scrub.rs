@@ -91,7 +91,7 @@ impl Machine {
     /// Reads the next blocks, if it is time for that.
     pub(super) fn pump_scrub(&mut self, out: &mut Vec<Command>) {
         self.scrub.wake = None;
-        if self.closing.is_some() {
+        if self.closing.is_some() || self.closed {
             return;
         }
         while let Some(op) = self.scrub.passes.front().copied() {
@@ -272,6 +272,12 @@ impl Machine {
         let Some(Op::Scrub(pass)) = self.ops.get(&op) else { return };
         let (deadline, report) = (pass.deadline, ScrubReport { complete, ..pass.report });
         self.complete(op, deadline, Outcome::Scrubbed(report), out);
+    }
+
+    /// Reads back in the background from now on.
+    #[cfg(test)]
+    pub(crate) fn set_scrub_rate(&mut self, rate: u64) {
+        self.scrub.rate = rate;
     }
 
     pub(super) fn next_scrub(&self) -> Option<Nanos> {

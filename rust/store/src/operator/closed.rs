@@ -254,6 +254,7 @@ fn idle_machine(drives: &[ClosedDrive], seams: &Seams) -> Result<Machine> {
             held_high_bytes: 0,
             stall: Nanos::MAX,
             retry: Nanos::MAX,
+            write_bytes_per_s: 0,
             scrub_bytes_per_s: 0,
         },
         memory,

@@ -29,15 +29,15 @@ impl World {
         let call = self.calls.remove(&op).expect("a call completes once");
         match (call, outcome) {
             (Call::Put(put), Outcome::Put(statuses)) => self.put_ended(put, statuses),
-            (Call::Get { keys, ns, asked, .. }, Outcome::Get(items)) => {
+            (Call::Get { keys, ns, asked, choosy, .. }, Outcome::Get(items)) => {
                 for (key, item) in keys.into_iter().zip(items) {
                     match item.result {
                         Ok(resident) => self.leased(ns, key, resident, asked),
-                        Err(reason) => self.missed(key, reason, asked),
+                        Err(reason) => self.get_missed(key, reason, asked, choosy),
                     }
                 }
             }
-            (Call::Get { keys, ns, buffers, asked }, Outcome::Into(items)) => {
+            (Call::Get { keys, ns, buffers, asked, choosy }, Outcome::Into(items)) => {
                 for ((key, item), mut buffer) in keys.into_iter().zip(items).zip(buffers) {
                     // Panics where the memory is still out: the call must not have ended then.
                     let bytes = buffer.bytes();
@@ -46,7 +46,7 @@ impl World {
                             let version = version_of(&self.layouts[ns as usize], &key, bytes);
                             self.oracle.returned(key, version, asked);
                         }
-                        Err(reason) => self.missed(key, reason, asked),
+                        Err(reason) => self.get_missed(key, reason, asked, choosy),
                     }
                     if let Buffer::Slot(mut slot) = buffer {
                         slot.as_mut_slice().fill(CANARY);
@@ -108,7 +108,10 @@ impl World {
         self.oracle.durable(keys, asked);
     }
 
-    fn missed(&mut self, key: BlockKey, reason: MissReason, asked: u64) {
+    fn get_missed(&mut self, key: BlockKey, reason: MissReason, asked: u64, choosy: bool) {
+        let recompute = reason == MissReason::Recompute;
+        assert!(!recompute || choosy, "{key:?}: its caller has not said what computing costs");
+        self.figure("recomputed", u64::from(recompute));
         self.oracle.missed(key, reason, &self.log, asked);
     }
 

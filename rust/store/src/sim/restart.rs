@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tiered_kv_io::{
     Arena, ArenaConfig, Disk, DiskOp, Entropy, FileId, MemDisk, SeededEntropy, crc32c,
 };
-use tiered_kv_policy::Lru;
+use tiered_kv_policy::{BetaOptions, Lru, Policy, Predictor};
+use tiered_kv_types::config::MIN_METADATA_BYTES;
 use tiered_kv_types::{BlockKey, Checkpoint, KvLayout, NamespaceId, Tier};
 
 impl World {
@@ -134,7 +135,8 @@ impl World {
     /// A machine on what the disks hold. One read of a segment may fail. Gives the keys that went
     /// because more came back than the quota allows.
     fn boot(&mut self) -> BTreeSet<BlockKey> {
-        let (mut machine, index) = machine(self.disks.len(), &self.layouts, self.staging);
+        let (mut machine, index) =
+            machine(self.disks.len(), &self.layouts, self.staging, self.seed);
         let mut events = Vec::new();
         let mut tombstones = Vec::new();
         let mut pages = 0;
@@ -237,10 +239,24 @@ pub(super) fn hold_quota(machine: &mut Machine, seed: u64) {
     assert!(within, "seed {seed}: a quota holds from the first write");
 }
 
+/// Every fifth seed runs on the order of use, the others on predicted reuse.
+fn policy_of(seed: u64) -> Box<dyn Policy> {
+    if seed.is_multiple_of(5) {
+        return Box::new(Lru::new());
+    }
+    Box::new(Predictor::new(BetaOptions::DEFAULT, MIN_METADATA_BYTES, seed))
+}
+
+/// Every seventh seed may write some twenty blocks to a drive, and then next to nothing.
+fn write_budget_of(seed: u64) -> u64 {
+    if seed % 7 == 3 { 64 } else { 0 }
+}
+
 pub(super) fn machine(
     drives: usize,
     layouts: &[KvLayout],
     staging: bool,
+    seed: u64,
 ) -> (Machine, Arc<ReadIndex>) {
     let mut arena = ArenaConfig::new(MEMORY.segment_bytes * u64::from(MEMORY.segments));
     arena.huge_pages = false;
@@ -249,7 +265,7 @@ pub(super) fn machine(
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),
         freed: FreedSlots::default(),
-        policy: Box::new(Lru::new()),
+        policy: policy_of(seed),
         limits: Limits {
             dirty_high_bytes: 96 << 10,
             dirty_low_bytes: 48 << 10,
@@ -257,6 +273,7 @@ pub(super) fn machine(
             held_high_bytes: 64 << 10,
             stall: 1_500_000_000,
             retry: 1_000_000_000,
+            write_bytes_per_s: write_budget_of(seed),
             scrub_bytes_per_s: 8 << 10,
         },
         memory: MEMORY,

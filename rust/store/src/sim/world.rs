@@ -12,7 +12,8 @@ use crate::directory::open_journal;
 use crate::index::{KeyHasher, ReadIndex};
 use crate::log::LogEntry;
 use crate::machine::{
-    Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem, Quota,
+    Access, Command, Doomed, DriveId, Event, Geometry, GetTarget, Machine, Now, OpId, PutItem,
+    Quota, Told,
 };
 use crate::resident::Resident;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,10 +34,27 @@ pub(super) const JOURNAL_PAGES: u64 = 4;
 /// A call in progress and what it was made with.
 pub(super) enum Call {
     Put(PutCall),
-    Get { keys: Vec<BlockKey>, ns: u32, buffers: Vec<Buffer>, asked: u64 },
-    Flush { keys: Vec<Promised>, asked: u64 },
-    Delete { ns: u32, doomed: Doomed, asked: Now },
-    Hold { keys: Vec<BlockKey>, expires: u64 },
+    /// `choosy`: it has said in what time it would compute a block.
+    Get {
+        keys: Vec<BlockKey>,
+        ns: u32,
+        buffers: Vec<Buffer>,
+        asked: u64,
+        choosy: bool,
+    },
+    Flush {
+        keys: Vec<Promised>,
+        asked: u64,
+    },
+    Delete {
+        ns: u32,
+        doomed: Doomed,
+        asked: Now,
+    },
+    Hold {
+        keys: Vec<BlockKey>,
+        expires: u64,
+    },
     Scrub,
 }
 
@@ -145,7 +163,7 @@ impl World {
         for disk in &disks {
             open_journal(disk, JOURNAL_PAGES).expect("there is room");
         }
-        let (mut machine, index) = machine(disks.len(), &layouts, staging);
+        let (mut machine, index) = machine(disks.len(), &layouts, staging, seed);
         hold_quota(&mut machine, seed);
         // Slots on page addresses, and on none.
         let strides = [if seed.is_multiple_of(2) { 8192 } else { 5000 }, 12_000];
@@ -322,10 +340,24 @@ impl World {
             keys.iter().map(|_| Buffer::Heap(vec![CANARY; len])).collect()
         };
         let asked = self.now.mono;
-        let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked });
+        let recompute = (self.draw(4) == 0).then(|| self.draw(2_000_000));
+        let choosy = recompute.is_some();
+        let op = self.call(Call::Get { keys: keys.clone(), ns, buffers, asked, choosy });
         let deadline = self.now.mono + 1_000_000_000;
         let hold = self.holds.pop().map(|hold| hold.id);
-        self.feed(Event::Get { op, ns, keys, deadline, target, count: true, hold });
+        let keys_asked = keys.clone();
+        self.feed(Event::Get { op, ns, keys: keys_asked, deadline, target, hold, recompute });
+        self.finish_request(ns, keys);
+    }
+
+    /// Tells of a request that used these blocks, of a session or of none.
+    fn finish_request(&mut self, ns: u32, keys: Vec<BlockKey>) {
+        let session = Some(self.draw(6)).filter(|session| *session > 0);
+        let bare = session.is_none() && self.draw(2) == 0;
+        let output_tokens = self.draw(100) as u32;
+        let told = Told { session, bare, output_tokens, ..Told::default() };
+        let now = self.now.mono;
+        self.feed(Event::Accessed(Access { ns, keys: keys.into(), now, told }));
     }
 
     fn flush(&mut self) {

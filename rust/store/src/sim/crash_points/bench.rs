@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use tiered_kv_io::{Alignment, Arena, ArenaConfig, Disk, ManualClock, MemDisk, SeededEntropy};
-use tiered_kv_policy::Lru;
+use tiered_kv_policy::{BetaOptions, Predictor};
+use tiered_kv_types::config::MIN_METADATA_BYTES;
 use tiered_kv_types::{BlockKey, KvLayout, MissReason, NamespaceId, StoreConfig};
 
 pub(in crate::sim) const DRIVES: usize = 2;
@@ -240,8 +241,8 @@ impl Bench {
             keys,
             deadline,
             target: GetTarget::Leases,
-            count: false,
             hold: None,
+            recompute: None,
         });
         let Outcome::Get(mut items) = outcome else { panic!("a get ends as a get") };
         let lease = items.pop().expect("one key, one answer").result?;
@@ -273,8 +274,8 @@ impl Bench {
             keys: vec![key],
             deadline: u64::MAX,
             target: GetTarget::Buffers,
-            count: false,
             hold: None,
+            recompute: None,
         });
         self.damaged = false;
         let Outcome::Into(mut items) = outcome else { panic!("a get_into ends as one") };
@@ -369,7 +370,7 @@ fn machine(drives: &[Drive], staging: bool) -> (Machine, Arc<ReadIndex>) {
         arena: Arena::new(arena).expect("a small arena"),
         index: index.clone(),
         freed: FreedSlots::default(),
-        policy: Box::new(Lru::new()),
+        policy: Box::new(Predictor::new(BetaOptions::DEFAULT, MIN_METADATA_BYTES, 1)),
         limits: Limits {
             dirty_high_bytes: capacity,
             dirty_low_bytes: capacity,
@@ -377,6 +378,7 @@ fn machine(drives: &[Drive], staging: bool) -> (Machine, Arc<ReadIndex>) {
             held_high_bytes: capacity,
             stall: u64::MAX,
             retry: 1,
+            write_bytes_per_s: 0,
             scrub_bytes_per_s: 0,
         },
         memory: MEMORY,
