@@ -56,8 +56,8 @@ RUST_INPUTS := Cargo.toml Cargo.lock $(wildcard .cargo/config.toml) \
 timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
 .PHONY: help build demo test test-rust test-asan test-models test-fuzz test-python test-model fuzz \
-	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm engines test-engines lint bench \
-	docs paper-figures lock clean FORCE
+	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm engines test-engines \
+	acceptance-engines lint bench docs paper-figures lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -216,6 +216,11 @@ engines: $(CORE) $(VLLM) ## Install the serving engines, each under build/engine
 
 test-engines: $(CORE) $(VLLM) ## Run the tests that drive serving engines; some minutes.
 	$(TEST_ENV) $(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
+
+# Not in CI, which has no engine: some twenty minutes. BENCH_ARGS='--only restart' chooses.
+acceptance-engines: $(CORE) $(VLLM) $(DEMO) ## Serve the demo model by vLLM, and without us.
+	cd tests && $(TEST_ENV) ../$(BIN)/python -m serving.acceptance $(BENCH_ARGS) \
+		--report ../build/reports/engines.json
 
 $(VLLM): requirements/vllm.txt $(BASE)
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/engines/vllm

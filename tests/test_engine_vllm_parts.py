@@ -1,4 +1,4 @@
-"""The parts of the vLLM adapter, each by itself: `serving/checks.py`, where vLLM is."""
+"""The parts of the vLLM adapter, each by itself: `serving/parts.py`, where vLLM is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from serving import jobs
 
-SOURCE = jobs.HERE / "checks.py"
-NAMES = re.findall(r"^def (check_\w+)", SOURCE.read_text("utf-8"), re.MULTILINE)
+SOURCES = [path.read_text("utf-8") for path in sorted(jobs.HERE.glob("*checks.py"))]
+NAMES = [name for text in SOURCES for name in re.findall(r"^def (check_\w+)", text, re.MULTILINE)]
 
 pytestmark = pytest.mark.engine
 
@@ -23,7 +23,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     python = jobs.vllm_python()
     out = tmp_path_factory.mktemp("checks") / "out.json"
     done = subprocess.run(
-        [str(python), str(SOURCE), str(out)],
+        [str(python), "-m", "serving.parts", str(out)],
+        cwd=jobs.HERE.parent,
         env=jobs.environment() | {"XDG_CACHE_HOME": str(out.parent)},
         timeout=jobs.LIMIT_S,
         capture_output=True,

@@ -1,50 +1,72 @@
-"""Checks of the vLLM adapter's parts, for the environment that has vLLM: `python checks.py OUT`.
-
-Each function here that begins with `check_` is run; `OUT` gets, by name, what went wrong.
-"""
+"""Checks of what the vLLM adapter decides: what is served, under which name, and which blocks."""
 
 from __future__ import annotations
 
-import json
-import sys
+import dataclasses
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from transformers import PretrainedConfig
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    HiddenStateCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+)
 
-from tiered_kv import KvLayout, NamespaceSpec, UnsupportedError
+from tiered_kv import ConfigError, IoFaultError, KvLayout, NamespaceSpec, UnsupportedError
 from tiered_kv.blocking import BlockingStore
-from tiered_kv.engines.vllm.identity import Adapters, block_tokens
+from tiered_kv.engines.vllm import identity
+from tiered_kv.engines.vllm.connector import TieredKVConnector
+from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens, place_of
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
 
 TOKENS, BLOCK_BYTES = 16, 4096
+SPEC = NamespaceSpec("m", "w", "float32", KvLayout(TOKENS, BLOCK_BYTES))
 FULL = FullAttentionSpec(block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64
+)
+LATENT = MLAAttentionSpec(block_size=TOKENS, num_kv_heads=1, head_size=64, dtype=torch.float32)
+HIDDEN = HiddenStateCacheSpec(block_size=TOKENS, num_kv_heads=1, head_size=64, dtype=torch.float32)
+DROPS = RSWASpec(
+    block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32, rswa_window=64
 )
 STATE = MambaSpec(block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
 def _refusal(specs: list[Any], **changes: Any) -> str:
+    """Why it is not served, and whether that is told before there is a cache."""
     parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     drafts = changes.pop("speculative", None)
+    model = {"is_prefix_caching_supported": True, "is_diffusion": False, "architectures": ["M"]}
+    model |= {"is_hybrid": False, **changes.pop("model", {})}
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(**{**parallel, **changes}), speculative_config=drafts
+        model_config=SimpleNamespace(**model),
+        parallel_config=SimpleNamespace(**{**parallel, **changes}),
+        speculative_config=drafts,
     )
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    when = "early"
     try:
+        assert TieredKVConnector.get_required_kvcache_layout(config) is None
+        when = "late"
         tokens = block_tokens(config, SimpleNamespace(kv_cache_groups=groups))
     except UnsupportedError as error:
-        return str(error)
+        return f"{when}: {error}"
     assert tokens == TOKENS
     return ""
 
@@ -55,6 +77,14 @@ def check_what_is_not_served_is_refused_by_name() -> None:
     assert "MambaSpec" in _refusal([FULL, STATE])
     assert "2 groups" in _refusal([FULL, WINDOW])
     assert "decode_context_parallel_size" in _refusal([FULL], decode_context_parallel_size=2)
+    assert _refusal([LATENT]) == ""
+    assert "HiddenStateCacheSpec" in _refusal([HIDDEN])
+    assert "RSWASpec" in _refusal([DROPS])
+    assert "causal" in _refusal([dataclasses.replace(FULL, non_causal=True)])
+    for unfit in ({"is_prefix_caching_supported": False}, {"is_diffusion": True}):
+        assert "no prefix caching for M" in _refusal([FULL], model=unfit)
+    recurrent = _refusal([FULL], model={"is_hybrid": True})
+    assert recurrent.startswith("early: vllm: M has layers with recurrent state")
     eagle = SimpleNamespace(method="eagle", uses_draft_kv_cache=lambda: True)
     assert "eagle" in _refusal([FULL], speculative=eagle)
     ngram = SimpleNamespace(method="ngram", uses_draft_kv_cache=lambda: False)
@@ -95,29 +125,183 @@ def check_layers_in_another_order_are_another_layout() -> None:
     assert described[0] == described[2] != described[1]
 
 
-def _adapter(directory: Path, content: bytes) -> Any:
+def _sharers(told: int | None = None, **changes: Any) -> int | str:
+    """Ranks that divide the capacities of a node, or why they are not known."""
+    plain = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "nnodes": 1,
+        "data_parallel_size": 1,
+        "data_parallel_size_local": 1,
+        "data_parallel_index": 0,
+        "data_parallel_external_lb": False,
+    }
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**{**plain, **changes}))
+    try:
+        return place_of(config, 0, 0, told).sharers
+    except ConfigError as error:
+        return str(error)
+
+
+def check_capacities_are_divided_among_all_ranks_of_the_node() -> None:
+    assert _sharers() == 4
+    assert _sharers(nnodes=2) == 2
+    assert _sharers(data_parallel_size=8, data_parallel_size_local=3, data_parallel_index=1) == 12
+    # One replica a process, and dense ones, know of themselves alone.
+    outside: dict[str, Any] = {"data_parallel_size": 8, "data_parallel_external_lb": True}
+    for unknown in (outside, {"data_parallel_index": 1}):
+        assert "`sharers` is missing" in str(_sharers(**unknown))
+        assert _sharers(32, **unknown) == 32
+
+
+def _identity(**changes: Any) -> NamespaceSpec:
+    """The namespace of a model that is configured in some way."""
+    model = {
+        "architectures": ["M"],
+        "dtype": torch.float32,
+        "hf_config": PretrainedConfig(),
+        "max_model_len": 4096,
+        "quantization": None,
+        "quantization_config": None,
+    }
+    load: dict[str, Any] = {"load_format": "auto", "model_loader_extra_config": {}}
+    cache_dtype = changes.pop("cache_dtype", "auto")
+    for name, value in changes.items():
+        (load if name in load else model)[name] = value
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        load_config=SimpleNamespace(**load),
+        model_config=SimpleNamespace(**model),
+    )
+    paged = PagedCache({"a": torch.zeros(2, 4, 4)}, 2)
+    return base_spec(config, paged, TOKENS, Place(0, 0, 1, "tp=0/1 pp=0/1", 1), "w")
+
+
+def check_what_changes_the_weights_or_rope_changes_the_namespace() -> None:
+    plain = _identity()
+    assert plain == _identity()
+    changes: list[dict[str, Any]] = [
+        {"max_model_len": 131072},
+        {"dtype": torch.bfloat16},
+        {"cache_dtype": "fp8_e5m2"},
+        {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
+        {"load_format": "runai_streamer"},
+        {"model_loader_extra_config": {"qlora_adapter_name_or_path": "a"}},
+    ]
+    for change in changes:
+        assert _identity(**change) != plain, change
+
+
+def _adapter(directory: Path, content: bytes, number: int = 1, **fields: Any) -> Any:
     directory.mkdir(exist_ok=True)
     (directory / "adapter_model.safetensors").write_bytes(content)
     (directory / "adapter_config.json").write_text("{}")
-    return SimpleNamespace(lora_int_id=1, lora_path=str(directory), load_inplace=False)
+    plain = {"lora_int_id": number, "lora_path": str(directory), "load_inplace": False}
+    return SimpleNamespace(**{**plain, **fields})
 
 
-def check_an_adapter_that_changes_under_vllm_goes_without_the_store() -> None:
+def _started() -> Adapters:
+    """An engine that starts long after all files were written."""
+    return Adapters(started_s=time.time() + 3600)
+
+
+def check_an_adapter_is_told_by_its_files() -> None:
     with tempfile.TemporaryDirectory() as made:
-        adapters = Adapters()
+        adapters = _started()
         assert adapters.identity(None) == ""
-        lora = _adapter(Path(made, "a"), b"one")
-        first = adapters.identity(lora)
+        loras = [
+            _adapter(Path(made, name), content, number)
+            for number, (name, content) in enumerate([("a", b"1"), ("b", b"1"), ("c", b"2")], 1)
+        ]
+        first, same, other = [adapters.identity(lora) for lora in loras]
         assert first
-        assert adapters.identity(lora) == first
-        _adapter(Path(made, "a"), b"other")
-        assert adapters.identity(lora) is None
-        lora.load_inplace = True
-        second = adapters.identity(lora)
-        assert second
-        assert second != first
-        gone = SimpleNamespace(lora_int_id=2, lora_path=f"{made}/b", load_inplace=False)
+        assert first == same != other
+        assert adapters.ready(loras[0])
+        gone = SimpleNamespace(lora_int_id=9, lora_path=f"{made}/d", load_inplace=False)
         assert adapters.identity(gone) is None
+
+
+def check_an_adapter_that_vllm_may_have_loaded_otherwise_goes_without_the_store() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        adapters = _started()
+        lora = _adapter(Path(made, "a"), b"one")
+        assert adapters.identity(lora)
+        changed = _adapter(Path(made, "a"), b"other")
+        assert adapters.identity(changed) is None
+        # It stays so, since vLLM may go on with either.
+        _adapter(Path(made, "a"), b"one")
+        assert adapters.identity(lora) is None
+        # One number with two directories: vLLM has loaded either.
+        second = _adapter(Path(made, "b"), b"one", 2)
+        assert adapters.identity(second)
+        assert adapters.identity(_adapter(Path(made, "c"), b"two", 2)) is None
+        assert adapters.identity(second) is None
+        # Loaded in place, once: whatever was in use before.
+        third = _adapter(Path(made, "d"), b"one", 3)
+        assert adapters.identity(third)
+        third.load_inplace = True
+        assert adapters.identity(third) is None
+        third.load_inplace = False
+        assert adapters.identity(third) is None
+
+
+def check_an_adapter_that_is_younger_than_the_engine_goes_without_the_store() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        lora = _adapter(Path(made, "a"), b"one")
+        # vLLM may have loaded what was there before these files.
+        assert Adapters().identity(lora) is None
+        assert _started().identity(lora)
+
+
+def check_where_the_api_may_load_adapters_none_takes_part() -> None:
+    # Case 2: one loaded in place, from another directory of old files, under a request that runs.
+    with served(5) as (side, _), tempfile.TemporaryDirectory() as made:
+        lora = _adapter(Path(made, "a"), b"one")
+        for setting, known in (("true", False), ("0", True)):
+            with mock.patch.dict("os.environ", {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": setting}):
+                side.adapters = _started()
+            assert bool(side.adapters.identity(lora)) == known
+            request = Request(setting, 3 * TOKENS, lora_request=lora)
+            assert side.matched(request, 0) == 0
+            assert len(side.step(output({setting: 3 * TOKENS})).saves) == known
+        assert side.matched(Request("plain", 7 * TOKENS), 0) == 5 * TOKENS
+
+
+def check_a_request_whose_adapter_changes_is_saved_no_more() -> None:
+    with served(1) as (side, _), tempfile.TemporaryDirectory() as made:
+        side.adapters = _started()
+        lora = _adapter(Path(made, "a"), b"one")
+        request = Request("r", 3 * TOKENS, lora_request=lora)
+        side.adapters.identity(lora)
+        assert side.matched(request, 0) == 0
+        assert len(side.step(output({"r": TOKENS})).saves) == 1
+        request.num_computed_tokens = TOKENS
+        _adapter(Path(made, "a"), b"other")
+        assert side.step(output({"r": 2 * TOKENS})).saves == []
+
+
+def check_an_adapter_is_not_read_by_the_scheduler() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(_state: Any) -> str:
+        begun.set()
+        go.wait()
+        raise IoFaultError("unreadable", op="blake3")
+
+    with served(1) as (side, _), tempfile.TemporaryDirectory() as made:
+        side.adapters = _started()
+        lora = _adapter(Path(made, "a"), b"one")
+        request = Request("r", 3 * TOKENS, lora_request=lora)
+        with mock.patch.object(identity, "_adapter_digest", slow):
+            assert side.matched(request, 0) is None
+            assert begun.wait(60)
+            assert side.matched(request, 0) is None
+            go.set()
+            # What cannot be read is nobody's failure.
+            assert side.adapters.identity(lora) is None
+        assert side.matched(request, 0) == 0
+        assert side.step(output({"r": 3 * TOKENS})).saves == []
 
 
 class Request(SimpleNamespace):
@@ -128,6 +312,7 @@ class Request(SimpleNamespace):
             "request_id": name,
             "all_token_ids": list(range(tokens)),
             "num_tokens": tokens,
+            "num_prompt_tokens": tokens,
             "num_computed_tokens": 0,
             "mm_features": [],
             "prompt_embeds": None,
@@ -142,30 +327,29 @@ class Request(SimpleNamespace):
 
 
 @contextmanager
-def _served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
+def served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
     """A scheduler's side on a store that holds some blocks of the tokens 0, 1, 2 and so on."""
-    spec = NamespaceSpec("m", "w", "float32", KvLayout(TOKENS, BLOCK_BYTES))
     with tempfile.TemporaryDirectory() as path:
         options = Options.parse({"path": path, "nvme_capacity": "8MiB", "dram_capacity": "4MiB"})
         config = options.store_config(options.make_directory(0, 0), 1)
         with BlockingStore.open(config) as store:
-            ns = store.namespace(spec)
+            ns = store.namespace(SPEC)
             keys = ns.keys_from_tokens(range(blocks * TOKENS))
             assert store.put(ns, keys, [bytes(BLOCK_BYTES)] * blocks).stored == blocks
             side = SchedulerSide(options, TOKENS)
-            side.attach({(0, 0): Owner(str(options.directory(0, 0)), spec)})
+            side.attach({(0, 0): Owner(str(options.directory(0, 0)), SPEC)})
             yield side, store
             side.close()
 
 
 def check_a_hit_is_held_until_the_load_has_ended() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         for _ in range(3):  # vLLM asks again while it has no room
             assert side.matched(request, TOKENS) == 4 * TOKENS
             assert store.stats()["holds"] == 1
         side.allocated(request, list(range(10, 17)), 4 * TOKENS)
-        (load,) = side.step(_output({})).loads
+        (load,) = side.step(output({})).loads
         assert (load.first, load.block_ids) == (1, (11, 12, 13, 14))
         assert store.stats()["holds"] == 1
         side.loaded(["r"], set())
@@ -173,11 +357,11 @@ def check_a_hit_is_held_until_the_load_has_ended() -> None:
 
 
 def check_a_failed_load_is_not_promised_again() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
         side.allocated(request, list(range(10, 17)), 5 * TOKENS)
-        side.step(_output({}))
+        side.step(output({}))
         side.loaded(["r"], {13, 14})
         assert side.matched(request, 0) == 3 * TOKENS
         side.finished("r")
@@ -188,23 +372,36 @@ def check_a_failed_load_is_not_promised_again() -> None:
         assert store.stats()["holds"] == 0
 
 
+def check_what_one_rank_could_not_load_is_not_promised_when_all_have_ended() -> None:
+    with served(5) as (side, store):
+        request = Request("r", 7 * TOKENS)
+        assert side.matched(request, 0) == 5 * TOKENS
+        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.step(output({}))
+        side.loaded([], {12, 13, 14})  # of the first rank to end
+        assert store.stats()["holds"] == 1
+        side.loaded([], {14})  # of the second
+        side.loaded(["r"], set())
+        assert side.matched(request, 0) == 2 * TOKENS
+
+
 def check_only_what_is_known_and_computed_is_saved() -> None:
-    with _served(1) as (side, _):
+    with served(1) as (side, _):
         request = Request("r", 3 * TOKENS + 1)
         side.matched(request, 0)
         # A chunk of the prompt; then its end with drafts behind it, which are nobody's tokens yet.
-        (save,) = side.step(_output({"r": 2 * TOKENS + 3})).saves
+        (save,) = side.step(output({"r": 2 * TOKENS + 3})).saves
         assert (save.first, save.block_ids) == (0, (10, 11))
         request.num_computed_tokens = 2 * TOKENS + 3
-        (save,) = side.step(_output({"r": 3 * TOKENS})).saves
+        (save,) = side.step(output({"r": 3 * TOKENS})).saves
         assert (save.first, save.block_ids) == (2, (12,))
         assert save.parents[0] == save.parent_of(0)
         request.num_computed_tokens = 3 * TOKENS + 1
-        assert side.step(_output({"r": 1})).saves == []
+        assert side.step(output({"r": 1})).saves == []
 
 
 def check_a_strangers_words_do_no_harm() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         told = {"tiered_kv": {"session": "s" * 10_000, "turn": -1, "tenant": 7, "kind": "a\nb"}}
         params: list[Any] = [told, {"tiered_kv": 7}, "x", {"tiered_kv": {"turn": True}}]
         for number, one in enumerate(params):
@@ -217,7 +414,7 @@ def check_a_strangers_words_do_no_harm() -> None:
 
 
 def check_what_tokens_do_not_tell_goes_without_the_store() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         plain = Request("p", 7 * TOKENS)
         assert side.matched(plain, 0) == 5 * TOKENS
         others = [
@@ -227,46 +424,66 @@ def check_what_tokens_do_not_tell_goes_without_the_store() -> None:
         ]
         for request in others:
             assert side.matched(request, 0) == 0
-            assert side.step(_output({request.request_id: 3 * TOKENS})).saves == []
+            assert side.step(output({request.request_id: 3 * TOKENS})).saves == []
         # It is not read for one that must not be, but stored.
         unread = Request("d", 7 * TOKENS, skip_reading_prefix_cache=True)
         assert side.matched(unread, 0) == 0
-        assert len(side.step(_output({"d": 3 * TOKENS})).saves) == 1
+        assert len(side.step(output({"d": 3 * TOKENS})).saves) == 1
 
 
 def check_an_owner_that_is_gone_is_a_miss() -> None:
-    with _served(5) as (side, store):
+    with served(5) as (side, store):
         store.close()
         assert side.matched(Request("r", 7 * TOKENS), 0) == 0
         assert not side.reset()
 
 
 def check_a_reset_waits_for_steps_that_save_and_forgets_every_tenancy() -> None:
-    with _served(5) as (side, _):
+    with served(5) as (side, _):
         request = Request("r", 7 * TOKENS)
         side.matched(request, 0)
-        side.step(_output({"r": 7 * TOKENS}))
+        side.step(output({"r": 7 * TOKENS}))
         assert not side.reset()
         side.saved(1)
         assert side.reset()
         assert side.matched(Request("s", 7 * TOKENS), 0) == 0
 
 
-def _output(scheduled: dict[str, int]) -> Any:
+def check_what_is_computed_after_a_reset_is_found_by_no_other_process() -> None:
+    with served(5) as (side, store):
+        running = Request("r", 7 * TOKENS)
+        assert side.matched(running, 0) == 5 * TOKENS
+        assert side.reset()
+        # What it has computed so far is of the weights of before.
+        assert side.step(output({"r": 7 * TOKENS})).saves == []
+        assert store.stats()["holds"] == 0
+        side.matched(Request("s", 7 * TOKENS), 0)
+        (save,) = side.step(output({"s": 7 * TOKENS})).saves
+        ns = store.namespace(save.tenancy.of(SPEC))
+        assert store.put(ns, save.keys[0], [bytes(BLOCK_BYTES)] * 7).stored == 7
+        side.saved(1)
+        assert side.matched(Request("t", 7 * TOKENS), 0) == 7 * TOKENS - 1
+        other = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), TOKENS)
+        other.attach({(0, 0): Owner(store.health()["drives"][0]["path"], SPEC)})
+        assert other.matched(Request("u", 7 * TOKENS), 0) == 0
+        # Its reset forgets also what epochs of before have left.
+        assert other.reset()
+        other.close()
+        assert side.matched(Request("v", 7 * TOKENS), 0) == 0
+
+
+def check_a_reset_waits_for_loads() -> None:
+    with served(5) as (side, _):
+        request = Request("r", 7 * TOKENS)
+        assert side.matched(request, 0) == 5 * TOKENS
+        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.step(output({}))
+        assert not side.reset()
+        side.loaded(["r"], set())
+        assert side.reset()
+
+
+def output(scheduled: dict[str, int]) -> Any:
     """Of vLLM's `SchedulerOutput` what the scheduler's side looks at."""
     state = SimpleNamespace(get_block_ids=lambda _name: (list(range(10, 17)),))
     return SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
-
-
-CHECKS: dict[str, Callable[[], None]] = {
-    name: what for name, what in list(globals().items()) if name.startswith("check_")
-}
-
-if __name__ == "__main__":
-    faults = {}
-    for name, check in CHECKS.items():
-        try:
-            check()
-        except Exception:  # noqa: BLE001 - whatever it is goes to the one who asked
-            faults[name] = traceback.format_exc()
-    Path(sys.argv[1]).write_text(json.dumps({"ran": sorted(CHECKS), "faults": faults}))

@@ -53,7 +53,7 @@ def environment() -> dict[str, str]:
 
 
 def make(what: str, python: Path, directory: Path, seed: int = 0) -> Path:
-    """A tiny "model" in a directory, or an "adapter" of it."""
+    """A tiny "model" in a directory, one with "windows", or an "adapter" of the first."""
     command = [str(python), str(HERE / "model.py"), what, str(directory), str(seed)]
     subprocess.run(command, check=True, env=environment(), timeout=LIMIT_S, capture_output=True)
     return directory

@@ -1,6 +1,7 @@
-"""Makes what an engine loads: `python model.py (model | adapter) DIRECTORY SEED`.
+"""Makes what an engine loads: `python model.py (model | windows | adapter) DIRECTORY SEED`.
 
-A tiny model of random weights, or a LoRA adapter of it, whose every token changes the answers.
+A tiny model of random weights, one with windows in some layers, or a LoRA adapter of the first,
+whose every token changes the answers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import sys
 from pathlib import Path
 
 VOCABULARY = 128
-
-
+WINDOW = 64
 LAYERS, HIDDEN, HEADS, HEAD_DIM, RANK = 3, 128, 2, 32, 8
 
 
@@ -36,6 +36,31 @@ def model(directory: str, seed: int) -> None:
         pad_token_id=2,
     )
     tf.LlamaForCausalLM(config).float().save_pretrained(directory)
+
+
+def windows(directory: str, seed: int) -> None:
+    """Writes a model of random weights in which two layers of three see a window only."""
+    import torch
+    import transformers as tf
+
+    torch.manual_seed(seed)
+    config = tf.Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=192,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    tf.Gemma3ForCausalLM(config).float().save_pretrained(directory)
 
 
 def adapter(directory: str, seed: int) -> None:
@@ -63,4 +88,6 @@ def adapter(directory: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    {"model": model, "adapter": adapter}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    {"model": model, "windows": windows, "adapter": adapter}[sys.argv[1]](
+        sys.argv[2], int(sys.argv[3])
+    )

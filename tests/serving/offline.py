@@ -6,8 +6,9 @@ it is by default; and `rounds`.
 
 A round has `prompts` of token ids, `max_tokens`, and optionally `salts`, one a prompt; `follow`,
 whether each prompt comes behind that of the last round and its answer; `lora`, the number and the
-directory of an adapter; and `reset`, whether the engine's own cache is emptied before it, or, where
-it is "external", also the connector's.
+directory of an adapter; `damage`, a directory and what is done to its segments before the round,
+"truncate", "lengthen" or "delete"; and `reset`, whether the engine's own cache is emptied before
+it, or, where it is "external", also the connector's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,24 @@ def _counted(llm: Any, name: str) -> int:
     return sum(int(one.value) for one in llm.get_metrics() if one.name == name)
 
 
+def _damage(directory: str, kind: str) -> None:
+    """Changes the files of a store that is in use."""
+    segments = sorted(Path(directory).glob("segment-*.tkv"))
+    assert segments
+    for path in segments:
+        if kind == "delete":
+            path.unlink()
+        else:
+            # What a segment holds is at its start.
+            os.truncate(path, 4096 if kind == "truncate" else path.stat().st_size + 4096)
+
+
 def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     reset = None
+    if job.get("damage"):
+        _damage(*job["damage"])
     if job.get("reset"):
         reset = llm.reset_prefix_cache(reset_connector=job["reset"] == "external")
     before = _counted(llm, "vllm:external_prefix_cache_hits")

@@ -13,6 +13,7 @@ from typing import Any
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
 from tiered_kv.engines._self_test import self_test
+from tiered_kv.engines.vllm.options import Options
 from tiered_kv.errors import TieredKvError
 from tiered_kv.spec import KvLayout, NamespaceSpec
 
@@ -35,9 +36,13 @@ def engines(path: Path, dram: str | None, nvme: str) -> list[Row]:
     Returns:
         For each engine its `engine`, `version` (None where it is not installed), `tested` (whether
         that version is), the `flag` as one line of a shell, and the `config` in it.
+
+    Raises:
+        ConfigError: An engine would refuse what is in the flag; the message names it.
     """
     version = next((found for name in _DISTRIBUTIONS if (found := _version(name))), None)
     config = transfer_config(path, dram, nvme)
+    Options.parse(config["kv_connector_extra_config"])
     flag = f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
     tested = version is not None and version.startswith(f"{_TESTED}.")
     return [
@@ -77,7 +82,8 @@ def check(path: Path, rows: list[Row]) -> Row:
             blocks = _restarted(made)
     except (TieredKvError, OSError) as error:
         return {"verdict": str(error), "blocks": 0, "adapters": adapters}
-    bad = [f"the adapter of {name} {text}" for name, text in adapters.items() if text != "loads"]
+    bad = [] if adapters else ["no engine is installed in this environment: run it in vLLM's own"]
+    bad += [f"the adapter of {name} {text}" for name, text in adapters.items() if text != "loads"]
     if blocks != _BLOCKS:
         bad.append(f"of {_BLOCKS} blocks {blocks} came back after a restart")
     return {"verdict": "; ".join(bad) or "works", "blocks": blocks, "adapters": adapters}

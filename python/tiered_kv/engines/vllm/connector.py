@@ -11,8 +11,10 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from tiered_kv import ConfigError
-from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of
+from tiered_kv.engines._record import Recorder
+from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of, refuse_model
 from tiered_kv.engines.vllm.messages import Owner, Saved, Step
+from tiered_kv.engines.vllm.metrics import PromMetrics, Stats
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
@@ -49,7 +51,11 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._options, self._tokens)
+            recorder = None
+            if self._options.record is not None:
+                name = f"dp{vllm_config.parallel_config.data_parallel_index}"
+                recorder = Recorder(self._options.record, name, self._tokens)
+            self._scheduler = SchedulerSide(self._options, self._tokens, recorder)
             if transfer.kv_load_failure_policy != "recompute":
                 _LOG.warning(
                     "kv_load_failure_policy is %r: a block that cannot be read back ends its "
@@ -72,7 +78,8 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """Opens the store of this rank, and tries it."""
         config = self._vllm_config
         paged = PagedCache(kv_caches, self._kv_cache_config.num_blocks)
-        place = place_of(config, get_pp_group().rank_in_group, get_tp_group().rank_in_group)
+        ranks = get_pp_group().rank_in_group, get_tp_group().rank_in_group
+        place = place_of(config, *ranks, self._options.sharers)
         spec = base_spec(config, paged, self._tokens, place, self._options.weights)
         directory = self._options.make_directory(place.replica, place.rank)
         store = self._options.store_config(directory, place.sharers)
@@ -118,6 +125,37 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """Tells the scheduler how many steps with saves are done."""
         return self._worker.take_saved() if self._worker is not None else None
 
+    def get_kv_connector_stats(self) -> Stats | None:
+        """What has been counted lately, None for nothing new to tell."""
+        side = self._worker or self._scheduler
+        return side.report() if side is not None else None
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Any layout will do; but vLLM asks early, when it has taken up no memory yet.
+
+        Raises:
+            UnsupportedError: The model or an option is not served; the message names it.
+        """
+        refuse_model(vllm_config)
+        return None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Makes an object of what came from a worker."""
+        return Stats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        """Puts the counters into vLLM's `/metrics`."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def _step(self) -> Step | None:
         step = self._connector_metadata
         return step if isinstance(step, Step) else None
@@ -132,9 +170,9 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens can be loaded beyond those that the engine has."""
+        """How many tokens can be loaded beyond those that the engine has; None: ask again."""
         tokens = self._side().matched(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes where the blocks to be loaded go."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import vllm
+from vllm import envs
 from vllm.config import get_layers_from_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+)
 
-from tiered_kv import ConfigError, KvLayout, NamespaceSpec, UnsupportedError
+from tiered_kv import ConfigError, KvLayout, NamespaceSpec, TieredKvError, UnsupportedError
 from tiered_kv._core import blake3
 from tiered_kv.engines._fingerprint import (
     WEIGHT_SUFFIXES,
@@ -23,6 +31,9 @@ from tiered_kv.engines._fingerprint import (
 from tiered_kv.engines._identity import rope_parameters
 from tiered_kv.engines.vllm.paged import PagedCache
 
+_LOG = init_logger("vllm.tiered_kv")
+
+_CLOCK_S = 2.0
 _KINDS = (*WEIGHT_SUFFIXES, ".pt", ".pth")
 
 
@@ -36,21 +47,67 @@ class Place(NamedTuple):
     sharers: int
 
 
-def place_of(config: Any, pp_rank: int, tp_rank: int) -> Place:
+def place_of(config: Any, pp_rank: int, tp_rank: int, sharers: int | None = None) -> Place:
     """The place of a worker among all.
 
     Args:
         config: vLLM's configuration.
         pp_rank: Its pipeline stage.
         tp_rank: Its tensor-parallel rank.
+        sharers: Ranks that share this node's memory and drive, None for those that vLLM knows of.
+
+    Raises:
+        ConfigError: vLLM does not know of all, and `sharers` is not given.
     """
     parallel = config.parallel_config
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    replicas = max(1, parallel.data_parallel_size_local)
-    # Ranks that share this node's memory and drive.
-    sharers = replicas * max(1, tp * pp // max(1, parallel.nnodes))
+    if sharers is None:
+        # Each of such replicas is told of itself alone: of how many the node has, nothing.
+        alone = parallel.data_parallel_index > 0 and parallel.data_parallel_size == 1
+        if parallel.data_parallel_external_lb or alone:
+            message = (
+                "kv_connector_extra_config: `sharers` is missing: several engines may run on this "
+                "node, and divide the capacities: give the number of all their ranks"
+            )
+            raise ConfigError(message, op="engines")
+        replicas = max(1, parallel.data_parallel_size_local)
+        sharers = replicas * max(1, tp * pp // max(1, parallel.nnodes))
     name = f"tp={tp_rank}/{tp} pp={pp_rank}/{pp}"
     return Place(parallel.data_parallel_index, pp_rank * tp + tp_rank, tp * pp, name, sharers)
+
+
+def refuse_model(config: Any) -> None:
+    """Refuses what is known not to be served before there is a cache.
+
+    Args:
+        config: vLLM's configuration.
+
+    Raises:
+        UnsupportedError: The model or an option is not served; the message names it.
+    """
+    model = config.model_config
+    names = ", ".join(model.architectures or ())
+    if not model.is_prefix_caching_supported or model.is_diffusion:
+        raise _unsupported(
+            f"vLLM has no prefix caching for {names}, since what a token's keys and values are "
+            "depends on more than the tokens before it, or its pooling needs all tokens: leave "
+            "`--kv-transfer-config` out"
+        )
+    if model.is_hybrid:
+        raise _unsupported(
+            f"{names} has layers with recurrent state, which cannot be stored yet: leave "
+            "`--kv-transfer-config` out"
+        )
+    parallel = config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise _unsupported(f"`{name}` is {getattr(parallel, name)}: only 1 is served yet")
+    speculative = config.speculative_config
+    if speculative is not None and speculative.uses_draft_kv_cache():
+        raise _unsupported(
+            f"`speculative_config` has the method {speculative.method}, whose drafts have a KV "
+            "cache of their own: use ngram or suffix, or leave it out"
+        )
 
 
 def block_tokens(config: Any, cache_config: Any) -> int:
@@ -63,23 +120,15 @@ def block_tokens(config: Any, cache_config: Any) -> int:
     Raises:
         UnsupportedError: It does not; the message names the option.
     """
+    refuse_model(config)
     groups = cache_config.kv_cache_groups
     if len(groups) != 1 or not _whole(groups[0].kv_cache_spec):
         kinds = ", ".join(sorted({type(one.kv_cache_spec).__name__ for one in groups}))
         raise _unsupported(
             f"the model keeps caches of kinds that are not served yet ({len(groups)} groups: "
-            f"{kinds}); only attention to all tokens is, or what vLLM serves as such with "
-            "`--disable-hybrid-kv-cache-manager`"
-        )
-    parallel = config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise _unsupported(f"`{name}` is {getattr(parallel, name)}: only 1 is served yet")
-    speculative = config.speculative_config
-    if speculative is not None and speculative.uses_draft_kv_cache():
-        raise _unsupported(
-            f"`speculative_config` has the method {speculative.method}, whose drafts have a KV "
-            "cache of their own: use ngram or suffix, or leave it out"
+            f"{kinds}): only causal attention to all tokens before is, and windows in some layers, "
+            "where `--no-disable-hybrid-kv-cache-manager` is not given: leave "
+            "`--kv-transfer-config` out for others"
         )
     tokens: int = groups[0].kv_cache_spec.block_size
     return tokens
@@ -105,6 +154,9 @@ def base_spec(
     computed = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": model.quantization or "none",
+        # It decides which of the factors of long rope are used.
+        "max_model_len": model.max_model_len,
+        "loading": _loading(config),
         "attention": _kernels(config),
         "cache": paged.describe(),
     }
@@ -121,15 +173,49 @@ def base_spec(
     )
 
 
+class _AdapterState(NamedTuple):
+    """Files of an adapter, what marks them, and how vLLM reads them."""
+
+    files: tuple[Path, ...]
+    marks: tuple[tuple[int, ...], ...]
+    is_3d: bool
+
+
+class _Adapter(NamedTuple):
+    """What is known of an adapter: None for one of which nobody can tell."""
+
+    state: object
+    digest: Future[str] | None
+
+
 class Adapters:
     """Digests of LoRA adapters, by the files that vLLM loads.
 
-    vLLM keeps an adapter in memory when its files change, and may load it again later. Which of the
-    two computed a block cannot be told then, so the adapter's requests go without the store.
+    vLLM loads an adapter when it likes, keeps it when its files change, and may load it again
+    later. So files say what it uses only where they have been there since before it started; and an
+    adapter that was once loaded in place, or was seen with other files, goes without the store for
+    good. Where vLLM takes adapters from its API while it runs, one may change under requests that
+    compute, with no word to a connector: all go without the store.
+
+    Args:
+        started_s: When vLLM started, as a Unix time; now by default.
+        updatable: Whether vLLM's API may load adapters; by default what its environment says.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[object, str | None]] = {}
+    def __init__(self, started_s: float | None = None, updatable: bool | None = None) -> None:
+        self._started_s = time.time() if started_s is None else started_s
+        if updatable is None:
+            updatable = bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
+        self._updatable = updatable
+        self._known: dict[int, _Adapter] = {}
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-lora")
+
+    def ready(self, lora: Any) -> bool:
+        """Whether `identity` answers at once; if not, the files are being read for it."""
+        if lora is None:
+            return True
+        digest = self._look(lora).digest
+        return digest is None or digest.done()
 
     def identity(self, lora: Any) -> str | None:
         """What stands for the adapter of a request.
@@ -143,32 +229,73 @@ class Adapters:
         if lora is None:
             return ""
         try:
-            return self._identity(lora)
-        except OSError:
+            digest = self._look(lora).digest
+            return None if digest is None else digest.result()
+        except (OSError, TieredKvError):
+            self._known[lora.lora_int_id] = _Adapter(None, None)
             return None
 
-    def _identity(self, lora: Any) -> str | None:
-        directory = local_directory(lora.lora_path, None, "adapter_config.json")
-        files = [] if directory is None else _adapter_files(directory)
-        stats = [(path, path.stat()) for path in files]
-        state = [(path, at.st_ino, at.st_size, at.st_mtime_ns) for path, at in stats]
+    def close(self) -> None:
+        """Ends the reading of files."""
+        self._hasher.shutdown(cancel_futures=True)
+
+    def _look(self, lora: Any) -> _Adapter:
+        """What is known of an adapter, once its files have been looked at again."""
+        if self._updatable:
+            if not self._known:
+                _LOG.warning(
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING is set: requests with LoRA adapters go "
+                    "without the store"
+                )
+            return self._known.setdefault(lora.lora_int_id, _Adapter(None, None))
         known = self._known.get(lora.lora_int_id)
-        if known is None or (lora.load_inplace and known[0] != state):
+        if known is not None and known.digest is None:
+            return known
+        state = None if lora.load_inplace else self._state(lora)
+        if known is None or known.state != state:
             digest = None
-            if files:
-                digest = blake3("\n".join(file_digests(files, cache_file())).encode())
-            known = self._known[lora.lora_int_id] = (state, digest)
-        return known[1] if known[0] == state else None
+            if known is None and state is not None:
+                digest = self._hasher.submit(_adapter_digest, state)
+            known = self._known[lora.lora_int_id] = _Adapter(state, digest)
+        return known
+
+    def _state(self, lora: Any) -> _AdapterState | None:
+        """The adapter's files as they are, None where they are not those of before the start."""
+        try:
+            directory = local_directory(lora.lora_path, None, "adapter_config.json")
+            files = [] if directory is None else _adapter_files(directory)
+            if directory is None or not files:
+                return None
+            # A link or a directory may have been put in the place of another one.
+            places = [Path(lora.lora_path), directory, directory.resolve(), *files]
+            stats = [one.lstat() for one in places if one.exists()]
+            stats += [one.stat() for one in files]
+        except OSError:
+            return None
+        # Clocks of file systems are coarse, and those of others may go wrong a little.
+        if max(one.st_ctime for one in stats) > self._started_s - _CLOCK_S:
+            return None
+        marks = tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats)
+        return _AdapterState(tuple(files), marks, bool(getattr(lora, "is_3d_lora_weight", False)))
 
 
 def _whole(spec: Any) -> bool:
-    """Whether every block of a request is kept until its end."""
+    """Whether every block is kept until its request's end, and is of the tokens up to its end."""
     parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
-    return all(isinstance(part, FullAttentionSpec) for part in parts)
+    # Of these types alone: their subclasses drop blocks, or keep what is no attention's.
+    known = (FullAttentionSpec, MLAAttentionSpec)
+    return all(type(part) in known and not part.non_causal for part in parts)
 
 
 def _unsupported(text: str) -> UnsupportedError:
     return UnsupportedError(f"vllm: {text}", op="engines")
+
+
+def _loading(config: Any) -> str:
+    """How the same files become the weights: in which format, and what is quantised then."""
+    load = config.load_config
+    told = (config.model_config.quantization_config, load.model_loader_extra_config)
+    return f"{load.load_format}/{blake3(repr(told).encode())[:32]}"
 
 
 def _weights(model: Any, load_format: str) -> str:
@@ -196,6 +323,11 @@ def _files(name: Path, model: Any) -> list[Path]:
 def _adapter_files(directory: Path) -> list[Path]:
     weights = weight_files(directory)
     return [*weights, *sorted(directory.glob("adapter_config.json"))] if weights else []
+
+
+def _adapter_digest(state: _AdapterState) -> str:
+    digests = file_digests(list(state.files), cache_file())
+    return blake3("\n".join([*digests, f"3d={state.is_3d}"]).encode())
 
 
 def _kernels(config: Any) -> str:

@@ -13,12 +13,27 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from tiered_kv import KEY_BYTES, NamespaceSpec, RequestContext
 
+EPOCH = "+reset-"
+"""Between a name of weights and that of an epoch."""
+
 
 class Tenancy(NamedTuple):
-    """What of a namespace a request decides."""
+    """What of a namespace is decided while the engine runs: by a request, and by resets.
+
+    Attributes:
+        lora: What stands for the adapter.
+        salt: What stands for the salt.
+        epoch: A name of the weights since the last reset; empty for those of the files.
+    """
 
     lora: str
     salt: str
+    epoch: str = ""
+
+    def of(self, spec: NamespaceSpec) -> NamespaceSpec:
+        """A rank's namespace for such requests."""
+        weights = f"{spec.weights}{EPOCH}{self.epoch}" if self.epoch else spec.weights
+        return dataclasses.replace(spec, weights=weights, lora=self.lora, salt=self.salt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Owner(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM's class
 
     Attributes:
         directory: Where its owner listens.
-        spec: The namespace of its blocks without LoRA and salt.
+        spec: The namespace of its blocks without tenancy.
     """
 
     directory: str

@@ -17,7 +17,7 @@ OnReset = Literal["new_epoch", "keep"]
 _OURS = frozenset({"nvme_paths"})
 _PASSED_ON = frozenset(field.name for field in dataclasses.fields(StoreConfig)) - _OURS
 _MOST_BY_DEFAULT = 4 << 30
-_HERE = frozenset({"path", "weights", "on_reset", "load_timeout_s"})
+_HERE = frozenset({"path", "weights", "on_reset", "load_timeout_s", "sharers", "record"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Options:
         on_reset: What a reset of external caches does: "new_epoch" forgets all blocks of this
             model, durably, "keep" nothing.
         load_timeout_s: Seconds after which a load is a miss.
+        sharers: Ranks of all engines of the node, which divide its capacities; None for those that
+            vLLM knows of.
+        record: Directory in which each engine writes what it was asked, as a trace; None for none.
         store: Fields of `StoreConfig`, capacities of the whole node.
     """
 
@@ -37,6 +40,8 @@ class Options:
     weights: str = ""
     on_reset: OnReset = "new_epoch"
     load_timeout_s: float = 10.0
+    sharers: int | None = None
+    record: Path | None = None
     store: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -75,6 +80,19 @@ class Options:
         if not isinstance(weights, str):
             message = f"kv_connector_extra_config: `weights` is {weights!r}: give a text"
             raise ConfigError(message, op="engines")
+        sharers = extra.get("sharers")
+        if sharers is not None and (type(sharers) is not int or sharers < 1):
+            message = (
+                f"kv_connector_extra_config: `sharers` is {sharers!r}: give the number of ranks of "
+                "this node, 1 or more"
+            )
+            raise ConfigError(message, op="engines")
+        record = extra.get("record")
+        if record is not None and (not isinstance(record, str) or not record):
+            message = (
+                f"kv_connector_extra_config: `record` is {record!r}: give a directory for traces"
+            )
+            raise ConfigError(message, op="engines")
         store = {name: extra[name] for name in extra if name in _PASSED_ON}
         filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
         if filled.dram_capacity == 0:
@@ -88,6 +106,8 @@ class Options:
             weights=weights,
             on_reset=cast("OnReset", on_reset),
             load_timeout_s=filled.load_timeout_s,
+            sharers=sharers,
+            record=None if record is None else Path(record),
             store=store,
         )
 

@@ -58,6 +58,16 @@ class PagedCache:
         """The types of the stored elements."""
         return ",".join(sorted({str(one.dtype).removeprefix("torch.") for one in self._layers}))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the cache is."""
+        return self._layers[0].device if self._layers else torch.device("cpu")
+
+    def use_device(self) -> None:
+        """Makes the cache's device the calling thread's own: a new thread begins with the first."""
+        if self.device.type != "cpu":
+            torch.accelerator.set_device_index(self.device)
+
     def describe(self) -> str:
         """Type, shape and order in memory of each layer's block, with a digest of all."""
         shapes = [
@@ -84,8 +94,8 @@ class PagedCache:
                 whole = view(buffer, torch.uint8, (self.block_bytes,))
                 for layer, part in zip(self._layers, self._parts, strict=True):
                     layer[block].copy_(_typed(whole[part], layer))
-        if self._layers and self._layers[0].device.type != "cpu":
-            torch.accelerator.synchronize()
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
 
 def _typed(raw: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:

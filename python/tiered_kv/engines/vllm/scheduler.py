@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from vllm.logger import init_logger
@@ -19,8 +24,10 @@ from tiered_kv import (
 from tiered_kv._core import Operator, blake3, describe_spec
 from tiered_kv.attached import BlockingAttachedStore
 from tiered_kv.blocking import BlockingStore
+from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.identity import Adapters
-from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy, part
+from tiered_kv.engines.vllm.messages import EPOCH, Blocks, Owner, Step, Tenancy, part
+from tiered_kv.engines.vllm.metrics import Stats, of_scheduler
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.operator import namespaces
 
@@ -29,6 +36,7 @@ _LOG = init_logger("vllm.tiered_kv")
 _HOLD_S = 60.0
 _NAMESPACES_KEPT = 1024
 _TENANT_FIELDS = frozenset({"lora", "salt"})
+_WEIGHTS = "weights"
 _RESET_S = 30.0
 _LABEL_CHARACTERS = 256
 
@@ -42,6 +50,7 @@ class _Tracked:
         tenancy: Whose blocks it uses; None for one that goes without the store.
         context: What is known of it.
         keys: Packed keys for each rank, of as many of its blocks as were asked for.
+        epoch: The epoch in which it began, or began anew.
         first: The first block that the engine lacks, by the last lookup.
         limit: Blocks that are worth a lookup; fewer after a load has failed.
         saved: Blocks that were given to the workers to save.
@@ -53,6 +62,7 @@ class _Tracked:
     tenancy: Tenancy | None
     context: RequestContext
     keys: list[bytes]
+    epoch: str = ""
     first: int = 0
     limit: int | None = None
     saved: int = 0
@@ -81,8 +91,7 @@ class _Rank:
         if found is None:
             if len(self._namespaces) >= _NAMESPACES_KEPT:
                 self._namespaces.clear()
-            spec = dataclasses.replace(self.spec, lora=tenancy.lora, salt=tenancy.salt)
-            found = self._namespaces[tenancy] = self.store.namespace(spec)
+            found = self._namespaces[tenancy] = self.store.namespace(tenancy.of(self.spec))
         return found
 
 
@@ -92,17 +101,21 @@ class SchedulerSide:
     Args:
         options: The options of the flag.
         tokens: Tokens of a block.
+        recorder: What writes down the requests, None for nothing.
     """
 
-    def __init__(self, options: Options, tokens: int) -> None:
+    def __init__(self, options: Options, tokens: int, recorder: Recorder | None = None) -> None:
         self._options = options
+        self.recorder = recorder
         self._tokens = tokens
         self._ranks: list[_Rank] = []
         self._requests: dict[str, _Tracked] = {}
-        self._adapters = Adapters()
+        self.adapters = Adapters()
         self._loads: list[Blocks] = []
         self._unsaved_steps = 0
+        self._epoch = ""
         self.faults = 0
+        self._reported: dict[str, int] = {}
 
     def attach(self, owners: Mapping[Any, Owner]) -> None:
         """Attaches to the stores of all workers, in the order of their ranks.
@@ -112,13 +125,17 @@ class SchedulerSide:
         """
         self._ranks = [_Rank(owners[at]) for at in sorted(owners)]
 
-    def matched(self, request: Any, computed: int) -> int:
+    def matched(self, request: Any, computed: int) -> int | None:
         """Tokens of a request that can be loaded beyond those that the engine has.
+
+        None where this is not known yet, since an adapter's files are being read: vLLM asks again.
 
         All ranks must have a block for it to count. It may be asked again and again, with no effect
         but that the blocks are held. Of a prompt that is stored whole the last token is left to be
         computed, since its output is what the engine needs.
         """
+        if not self.adapters.ready(request.lora_request):
+            return None
         tracked = self._track(request)
         tracked.saved = 0
         if tracked.tenancy is None or computed % self._tokens or request.skip_reading_prefix_cache:
@@ -159,6 +176,9 @@ class SchedulerSide:
             if tracked is None or tracked.tenancy is None or block_ids is None:
                 continue
             request = tracked.request
+            if self.adapters.identity(request.lora_request) != tracked.tenancy.lora:
+                tracked.tenancy = None  # for it may go on with another adapter
+                continue
             # Drafts may be refused, and a token that is being sampled is not known yet: only what
             # is known by now is what will have been computed when the step ends.
             tokens = min(request.num_computed_tokens + scheduled, request.num_tokens)
@@ -180,57 +200,124 @@ class SchedulerSide:
         self._unsaved_steps -= steps
 
     def loaded(self, request_ids: Iterable[str], failed: set[int]) -> None:
-        """Notes that loads have ended, and which of the engine's blocks were not filled."""
-        for request_id in request_ids:
-            tracked = self._requests.get(request_id)
-            if tracked is None:
-                continue
+        """Notes that loads have ended, and which of the engine's blocks were not filled.
+
+        A rank tells at once what it could not fill; a load has ended when all ranks have said so,
+        which may be some steps later.
+        """
+        for tracked in self._requests.values() if failed else ():
             bad = [at for at, block in enumerate(tracked.loading) if block in failed]
             if bad:
                 # Whatever a lookup says of them: these are computed now, and stored again.
-                tracked.limit = tracked.first + bad[0]
-            tracked.loading = ()
-            tracked.release()
+                worth = tracked.first + bad[0]
+                tracked.limit = worth if tracked.limit is None else min(tracked.limit, worth)
+        for request_id in request_ids:
+            done = self._requests.get(request_id)
+            if done is not None:
+                done.loading = ()
+                done.release()
+
+    def report(self) -> Stats | None:
+        """What was counted since the last report, None for nothing."""
+        lost = self.recorder.lost if self.recorder is not None else 0
+        now = {"events/lookup_faults": self.faults, "events/record_lost": lost}
+        grown = {name: count - self._reported.get(name, 0) for name, count in now.items()}
+        self._reported = now
+        return of_scheduler(grown) if any(grown.values()) else None
 
     def finished(self, request_id: str) -> None:
         """Forgets a request."""
         tracked = self._requests.pop(request_id, None)
         if tracked is not None:
             tracked.release()
+            self._record_end(tracked)
 
     def reset(self) -> bool:
         """Forgets, durably, every block of this model in whatever tenancy.
 
+        It may mean that the weights in memory are no longer those of the files. What is computed
+        from now on has a name that no other process knows, so that one which loads the files again
+        does not find it; and what has begun before goes on without the store.
+
         Returns:
-            Whether all is forgotten. Steps that still save something, and a drive that fails, are
-            the reasons why not: it may be tried again.
+            Whether all is forgotten. Steps that still save or load something, and a drive that
+            fails, are the reasons why not: it may be tried again.
         """
         if self._options.on_reset == "keep":
             return True
-        if not self._ranks or self._unsaved_steps > 0:
-            _LOG.warning("a reset must wait: steps that save blocks are in progress")
+        self._epoch = uuid.uuid4().hex
+        for tracked in self._requests.values():
+            tracked.tenancy = None
+            if not tracked.loading:
+                tracked.release()
+        loading = any(tracked.loading for tracked in self._requests.values())
+        if not self._ranks or self._unsaved_steps > 0 or loading:
+            _LOG.warning("a reset must wait: steps that save or load blocks are in progress")
             return False
         try:
-            forgotten = [self._forget(rank) for rank in self._ranks]
+            # The engine waits: one limit for all of them.
+            forget = partial(_forget, end_s=monotonic() + _RESET_S)
+            with ThreadPoolExecutor(len(self._ranks)) as ranks:
+                forgotten = all(ranks.map(forget, self._ranks))
         except TieredKvError as error:
             _LOG.warning("blocks of before the reset are still there: %s", error)
             return False
-        return all(forgotten)
+        if not forgotten:
+            _LOG.warning("not all blocks of before the reset are gone yet: try again")
+        return forgotten
 
     def close(self) -> None:
         """Lets go of everything."""
         for tracked in self._requests.values():
             tracked.release()
         self._requests.clear()
+        self.adapters.close()
         for rank in self._ranks:
             rank.store.close()
+        if self.recorder is not None:
+            self.recorder.close()
+            if self.recorder.lost or self.recorder.fault:
+                why = self.recorder.fault or "the drive could not follow"
+                _LOG.warning("%d requests were not recorded: %s", self.recorder.lost, why)
+
+    def _record_begin(self, tracked: _Tracked) -> None:
+        request, tenancy = tracked.request, tracked.tenancy
+        if self.recorder is None or tenancy is None:
+            return
+        tokens = request.num_prompt_tokens
+        try:
+            self._extend(tracked, tenancy, tokens // self._tokens)
+        except TieredKvError as error:
+            self._fault(error)
+            return
+        self.recorder.begin(request.request_id, tracked.context, tokens, tracked.keys[0])
+
+    def _record_end(self, tracked: _Tracked) -> None:
+        request, tenancy = tracked.request, tracked.tenancy
+        if self.recorder is None:
+            return
+        keys = b""
+        if tenancy is not None:
+            # Of the last token nobody has computed keys and values.
+            blocks = max(0, request.num_tokens - 1) // self._tokens
+            try:
+                self._extend(tracked, tenancy, blocks)
+                keys = part(tracked.keys[0], 0, blocks)
+            except TieredKvError as error:
+                self._fault(error)
+        self.recorder.end(request.request_id, request.num_tokens, keys)
 
     def _track(self, request: Any) -> _Tracked:
         tracked = self._requests.get(request.request_id)
-        if tracked is None:
+        if tracked is None or tracked.epoch != self._epoch:
+            if tracked is not None:
+                tracked.release()
             keys = [b""] * len(self._ranks)
-            tracked = _Tracked(request, self._tenancy(request), _context(request), keys)
+            tracked = _Tracked(
+                request, self._tenancy(request), _context(request), keys, self._epoch
+            )
             self._requests[request.request_id] = tracked
+            self._record_begin(tracked)
         return tracked
 
     def _tenancy(self, request: Any) -> Tenancy | None:
@@ -239,12 +326,13 @@ class SchedulerSide:
             return None
         if not self._ranks:
             return None
-        lora = self._adapters.identity(request.lora_request)
+        lora = self.adapters.identity(request.lora_request)
         if lora is None:
             return None
         salt = request.cache_salt
         # Of any length and of any characters, since it is a stranger's.
-        return Tenancy(lora, blake3(salt.encode("utf-8", "surrogatepass")) if salt else "")
+        digest = blake3(salt.encode("utf-8", "surrogatepass")) if salt else ""
+        return Tenancy(lora, digest, self._epoch)
 
     def _hold(self, tracked: _Tracked, tenancy: Tenancy, first: int, last: int) -> int:
         """Holds what all ranks have of some blocks; returns how many these are."""
@@ -273,25 +361,34 @@ class SchedulerSide:
                 more = rank.namespace(tenancy).keys_from_tokens(tokens, parent)
                 tracked.keys[at] = keys + more
 
-    def _forget(self, rank: _Rank) -> bool:
-        """Deletes every namespace that differs from a rank's own in its tenancy only."""
-        _, wanted = describe_spec(rank.spec.canonical())
-        core = Operator.attach(rank.directory)
-        durable = True
-        try:
-            for row in namespaces(core):
-                if row["fields"] is not None and _same_model(row["fields"], wanted):
-                    _, done = core.delete_before(row["namespace"], None, _RESET_S)
-                    durable = durable and done
-        finally:
-            core.close()
-        return durable
-
     def _fault(self, error: TieredKvError) -> None:
         """Counts a fault, which is a miss, and tells of the first one."""
         self.faults += 1
         if self.faults == 1:
             _LOG.warning("a lookup failed and counts as a miss, as others will: %s", error)
+
+
+def _forget(rank: _Rank, end_s: float) -> bool:
+    """Deletes every namespace that differs from a rank's own in its tenancy only.
+
+    Args:
+        rank: The rank.
+        end_s: When to give up, by the monotonic clock.
+    """
+    _, wanted = describe_spec(rank.spec.canonical())
+    core = Operator.attach(rank.directory, max(0.0, end_s - monotonic()))
+    durable = True
+    try:
+        for row in namespaces(core):
+            if row["fields"] is not None and _same_model(row["fields"], wanted):
+                left_s = end_s - monotonic()
+                if left_s <= 0:
+                    return False
+                _, done = core.delete_before(row["namespace"], None, left_s)
+                durable = durable and done
+    finally:
+        core.close()
+    return durable
 
 
 def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence[int]) -> Blocks:
@@ -308,8 +405,10 @@ def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence
 
 
 def _same_model(fields: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    names = {*fields, *wanted} - _TENANT_FIELDS
-    return all(fields.get(name) == wanted.get(name) for name in names)
+    names = {*fields, *wanted} - _TENANT_FIELDS - {_WEIGHTS}
+    of_epoch = re.escape(wanted[_WEIGHTS]) + f"({re.escape(EPOCH)}[0-9a-f]{{32}})?"
+    same = re.fullmatch(of_epoch, fields.get(_WEIGHTS, "")) is not None
+    return same and all(fields.get(name) == wanted.get(name) for name in names)
 
 
 def _context(request: Any) -> RequestContext:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from vllm.logger import init_logger
@@ -15,6 +16,7 @@ from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
 from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step, Tenancy, part
+from tiered_kv.engines.vllm.metrics import Reporter, Stats
 from tiered_kv.engines.vllm.paged import PagedCache
 
 _LOG = init_logger("vllm.tiered_kv")
@@ -66,13 +68,16 @@ class WorkerSide:
         self._directory = Path(self._store.health()["drives"][0]["path"])
         self._namespaces: dict[Tenancy, Namespace] = {}
         self._requests: dict[str, Request] = {}
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="tiered-kv-load")
-        self._loads: dict[str, tuple[Blocks, Future[set[int]]]] = {}
+        self._loader = ThreadPoolExecutor(1, "tiered-kv-load", paged.use_device)
+        self._loads: dict[str, tuple[Blocks, Future[set[int]], float]] = {}
+        self._told = True
+        self.stopped = threading.Event()
         self._failed: set[int] = set()
         self._saved_steps = 0
         self.faults = 0
         self.cut_loads = 0
-        have = self._store.stats()
+        have = self.stats()
+        self._reporter = Reporter(rank, have)
         batch = min(_BATCH_BYTES, have["dram"]["capacity_bytes"] // _BATCH_PART)
         self._batch = max(1, batch // paged.block_bytes)
         _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have["nvme"])
@@ -87,6 +92,13 @@ class WorkerSide:
         ours = {"faults": self.faults, "cut_loads": self.cut_loads}
         return {**self._store.stats(), "adapter": ours}
 
+    def report(self) -> Stats | None:
+        """What was counted since the last report, None where that is a moment ago."""
+        if self._told and not self._reporter.due():
+            return None
+        self._told = True
+        return self._reporter.report(self.stats())
+
     def start(self, step: Step) -> None:
         """Begins the loads of a step."""
         for blocks in step.loads:
@@ -97,25 +109,29 @@ class WorkerSide:
                 future = self._loader.submit(self._load, blocks, namespace, request)
             except TieredKvError as error:
                 future.set_exception(error)
-            self._loads[blocks.request_id] = (blocks, future)
+            self._loads[blocks.request_id] = (blocks, future, monotonic())
 
     def save(self, step: Step) -> None:
         """Copies the blocks that the step has computed into the store.
 
         What the store has no room for, it does without.
         """
+        begun_s = monotonic()
         for blocks in step.saves:
             try:
                 self._save(blocks)
             except TieredKvError as error:
                 self._fault("save", error)
-        self._saved_steps += bool(step.saves)
+        if step.saves:
+            self._saved_steps += 1
+            self._reporter.took("save_seconds", monotonic() - begun_s)
 
     def ended(self) -> set[str]:
         """Requests whose loads have ended; the engine's blocks are touched no more."""
-        ended = {name for name, (_, future) in self._loads.items() if future.done()}
+        ended = {name for name, (_, future, _) in self._loads.items() if future.done()}
         for name in ended:
-            blocks, future = self._loads.pop(name)
+            blocks, future, begun_s = self._loads.pop(name)
+            self._reporter.took("load_seconds", monotonic() - begun_s)
             error = future.exception()
             if error is None:
                 self._failed |= future.result()
@@ -137,12 +153,19 @@ class WorkerSide:
     def finished(self, request_ids: Iterable[str]) -> None:
         """Counts the accesses of requests that have ended."""
         for request_id in request_ids:
+            # An engine with nothing left to do makes no more steps: it tells all now.
+            self._told = False
             request = self._requests.pop(request_id, None)
             if request is not None:
                 request.finish()
 
     def close(self) -> None:
-        """Ends the loads, writes what is not yet durable and closes the store."""
+        """Ends the loads, writes what is not yet durable and closes the store.
+
+        vLLM gives its workers a few seconds, which are for the writes: a load in progress ends with
+        its batch.
+        """
+        self.stopped.set()
         self._loader.shutdown(cancel_futures=True)
         self.finished(list(self._requests))
         self._store.close()
@@ -152,8 +175,7 @@ class WorkerSide:
         if found is None:
             if len(self._namespaces) >= _NAMESPACES_KEPT:
                 self._namespaces.clear()
-            spec = dataclasses.replace(self._spec, lora=tenancy.lora, salt=tenancy.salt)
-            found = self._namespaces[tenancy] = self._store.namespace(spec)
+            found = self._namespaces[tenancy] = self._store.namespace(tenancy.of(self._spec))
         return found
 
     def _request(self, blocks: Blocks, namespace: Namespace) -> Request:
@@ -197,6 +219,8 @@ class WorkerSide:
         keys = blocks.keys_of(self._rank)
         size, count = self._batch, len(blocks.block_ids)
         for first in range(0, count, size):
+            if self.stopped.is_set():
+                return set(blocks.block_ids[first:])
             last = min(first + size, count)
             self._store.prefetch(namespace, part(keys, last, min(last + size, count)))
             with self._store.get(

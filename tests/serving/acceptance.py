@@ -1,0 +1,224 @@
+"""`make acceptance-engines`: vLLM's server on the demo's model, with the store and without.
+
+Runs each scenario, prints a line for each, and writes what came of them as JSON. A scenario that
+does not hold what is asked of it makes the status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from serving import busy, jobs, peers
+from serving.jobs import BLOCK
+from serving.server import Answer, Server
+from tiered_kv.demo._model import model_directory
+
+DOCUMENT = jobs.ROOT / "python/tiered_kv/demo/document.txt"
+DOCUMENT_TOKENS = 2000
+ANSWER = 24
+QUESTIONS = (
+    "Who tells this story, and where?",
+    "What happened first?",
+    "Who else is there?",
+    "Why did they do that?",
+    "How does it end?",
+)
+WINDOWS = 5
+WARM_PART = 0.2
+"""Of the time to a first token of a prompt that is computed, what one from the drive may take."""
+ENGINE = ("--max-model-len", "4096", "--enable-prompt-tokens-details", "--max-num-seqs", "8")
+
+Row = dict[str, Any]
+
+
+class Bench:
+    """What all scenarios need.
+
+    Args:
+        python: The interpreter that has vLLM.
+        model: The model's directory.
+        scratch: Where stores and logs go.
+    """
+
+    def __init__(self, python: Path, model: Path, scratch: Path) -> None:
+        self.python = python
+        self.model = model
+        self.scratch = scratch
+        self._servers = 0
+
+    def store(self, name: str, nvme: str = "4GiB", dram: str = "1GiB", **fields: Any) -> list[str]:
+        """The flag of a store of this name."""
+        path = self.scratch / name
+        config = jobs.transfer(path, nvme_capacity=nvme, dram_capacity=dram, **fields)
+        return ["--kv-transfer-config", json.dumps(config)]
+
+    @contextmanager
+    def server(
+        self,
+        args: Sequence[str] = (),
+        engine: Sequence[str] = ENGINE,
+        env: dict[str, str] | None = None,
+    ) -> Iterator[Server]:
+        """A server that ends with the block."""
+        self._servers += 1
+        log = self.scratch / f"server{self._servers}.log"
+        server = Server(self.python, self.model, log, [*engine, *args], env)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def conversation(bench: Bench) -> Row:
+    """Five turns behind a document, and a second session on it; the engine's own cache emptied."""
+
+    def told(server: Server) -> tuple[list[Answer], list[int], list[int]]:
+        document = server.tokens(DOCUMENT.read_text("utf-8"))[:DOCUMENT_TOKENS]
+        questions = [server.tokens(f"\n\nQuestion: {one}\nAnswer:") for one in QUESTIONS]
+        history = list(document)
+        answers, external, lengths = [], [], []
+        for question in questions:
+            history += question
+            before = server.external()
+            server.reset()
+            answers.append(server.complete(history, ANSWER))
+            external.append(server.external() - before)
+            lengths.append(len(history))
+            history += answers[-1].tokens
+        server.reset()
+        before = server.external()
+        answers.append(server.complete([*document, *questions[1]], ANSWER))
+        external.append(server.external() - before)
+        return answers, external, lengths
+
+    with bench.server() as server:
+        plain, _, _ = told(server)
+    with bench.server(bench.store("conversation")) as server:
+        ours, external, lengths = told(server)
+    # Of the last token of an answer, nobody has computed keys and values.
+    wanted = [0] + [(length + ANSWER - 1) // BLOCK * BLOCK for length in lengths[:-1]]
+    wanted.append(DOCUMENT_TOKENS // BLOCK * BLOCK)
+    same = [one.tokens for one in ours] == [one.tokens for one in plain]
+    return {
+        "holds": same and external == wanted,
+        "tokens_identical": same,
+        "answers": len(ours),
+        "prompt_tokens": lengths,
+        "external_tokens": external,
+        "wanted_external_tokens": wanted,
+        "first_token_s": {
+            "without": [round(one.first_s, 3) for one in plain],
+            "with": [round(one.first_s, 3) for one in ours],
+        },
+    }
+
+
+def restart(bench: Bench) -> Row:
+    """Time to the first token of documents: computed, from the drive after a restart, from memory.
+
+    In the same run also by vLLM's own tier of files, where it runs on this machine.
+    """
+    rows: Row = {}
+    ways = {"tiered_kv": bench.store("restart"), "vllm_fs": peers.fs_tier(bench.scratch / "fs")}
+    for name, args in ways.items():
+        with bench.server(args, env=peers.environment()) as server:
+            text = server.tokens(DOCUMENT.read_text("utf-8"))
+            step = (len(text) - DOCUMENT_TOKENS) // WINDOWS
+            prompts = [text[at * step : at * step + DOCUMENT_TOKENS] for at in range(WINDOWS)]
+            cold = [server.complete(prompt, ANSWER) for prompt in prompts]
+            server.reset()
+            warm = [server.complete(prompt, ANSWER) for prompt in prompts]
+        with bench.server(args, env=peers.environment()) as server:
+            # The first request of all warms up what is no matter of the store.
+            server.complete(prompts[0][::-1][:BLOCK], 1)
+            before = server.external()
+            drive = [server.complete(prompt, ANSWER) for prompt in prompts]
+            external = server.external() - before
+        same = [one.tokens for one in cold] == [one.tokens for one in drive]
+        rows[name] = {
+            "tokens_identical": same and [one.tokens for one in warm] == [o.tokens for o in cold],
+            "external_tokens_after_restart": external,
+            "first_token_s": {
+                "computed": spread([one.first_s for one in cold]),
+                "memory": spread([one.first_s for one in warm]),
+                "drive": spread([one.first_s for one in drive]),
+            },
+        }
+    ours, peer = rows["tiered_kv"], rows["vllm_fs"]
+    times = ours["first_token_s"]
+    part = times["drive"]["median"] / times["computed"]["median"]
+    beside = times["drive"]["median"] / peer["first_token_s"]["drive"]["median"]
+    whole = WINDOWS * ((DOCUMENT_TOKENS - 1) // BLOCK * BLOCK)
+    return {
+        "holds": part <= WARM_PART
+        and beside <= peers.MOST
+        and ours["tokens_identical"]
+        and ours["external_tokens_after_restart"] == whole,
+        "drive_of_computed": round(part, 4),
+        "drive_of_vllm_fs": round(beside, 4),
+        "wanted_external_tokens": whole,
+        **rows,
+    }
+
+
+def spread(seconds: Sequence[float]) -> Row:
+    """Median, least and most."""
+    return {
+        "median": round(statistics.median(seconds), 4),
+        "least": round(min(seconds), 4),
+        "most": round(max(seconds), 4),
+        "runs": len(seconds),
+    }
+
+
+SCENARIOS: dict[str, Callable[[Bench], Row]] = {
+    "conversation": conversation,
+    "restart": restart,
+    "sessions": busy.sessions,
+    "no_reuse": busy.no_reuse,
+    "replicas": busy.replicas,
+}
+
+
+def main() -> int:
+    """Runs what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--report", type=Path, required=True, help="JSON file for the rows")
+    parser.add_argument("--only", choices=SCENARIOS, action="append", help="run these alone")
+    args = parser.parse_args()
+    model = model_directory(None, print)
+    python = jobs.vllm_python()
+    rows = json.loads(args.report.read_text())["rows"] if args.report.exists() else {}
+    for name in args.only or SCENARIOS:
+        with tempfile.TemporaryDirectory(prefix="tiered-kv-acceptance-") as scratch:
+            begun = time.time()
+            loads = [os.getloadavg()[0]]
+            row = SCENARIOS[name](Bench(python, model, Path(scratch)))
+            loads.append(os.getloadavg()[0])
+        row |= {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
+            "took_s": round(time.time() - begun, 1),
+            "load_average": loads,
+        }
+        rows[name] = row
+        print(f"{name}: {'holds' if row['holds'] else 'DOES NOT HOLD'} {json.dumps(row)}")
+        machine = f"{platform.machine()}, {os.cpu_count()} processors, no accelerator"
+        told = {"engine": "vllm 0.32.0 on CPUs", "model": model.name, "machine": machine}
+        args.report.parent.mkdir(parents=True, exist_ok=True)
+        args.report.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+    return 0 if all(row["holds"] for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
