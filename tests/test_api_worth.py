@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import api
 import pytest
 
+import api
 from tiered_kv import ConfigError, InvalidArgumentError, TieredStore
 from tiered_kv.blocking import BlockingStore
 

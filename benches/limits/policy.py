@@ -33,9 +33,7 @@ def table(rounds: int) -> list[Row]:
             ours.append(row["beta"])
             theirs.append(row["lru"])
     name = f"predictor, {BLOCKS // 1_000_000} M blocks"
-    return [
-        compare(f"{name}: {what}", unit, "lru", pairs) for (what, unit), pairs in found.items()
-    ]
+    return [compare(f"{name}: {what}", unit, "lru", pairs) for (what, unit), pairs in found.items()]
 
 
 def of_trace(name: str, rounds: int) -> tuple[list[float], int, int]:

@@ -369,7 +369,8 @@ class StoreBase:
             `path`, `state` ("working"; "paused", no writing after faults; "circuit_open", not
             asked until it answers again; "lost"), `backend` with why it is that one, `reason` (how
             its files are opened, or why it is lost), `fault` (why it does not work, and its last
-            error), `store_id` and `load_bytes_per_s` (at which it has read of late, or None); `warnings`, what is configured and of no effect; `huge_bytes`;
+            error), `store_id` and `load_bytes_per_s` (at which it has read of late, or None);
+            `warnings`, what is configured and of no effect; `huge_bytes`;
             `regions`, of these `regions_plain` that the kernel does not know beforehand, and the
             `region_reason` why; `attach`, whether other processes can: `listening`, the `reason`
             (where, or why not), `connections` now, and how many were `accepted`, `refused`, and

@@ -123,8 +123,8 @@ class TieredStore(StoreBase):
             timeout: Seconds to wait for loads; the configuration's by default.
             req: The request that counts the accesses.
             hold: A hold of this store, which ends with this call.
-            recompute_s: Seconds in which the caller would compute one block. What a drive would bring
-                later than that is a miss, `recompute`, and is not read. The configuration's
+            recompute_s: Seconds in which the caller would compute one block. What a drive would
+                bring later than that is a miss, `recompute`, and is not read. The configuration's
                 `recompute_tokens_per_s` by default.
 
         Returns:

@@ -13,6 +13,20 @@ from pathlib import Path
 VOCABULARY = 128
 WINDOW = 64
 LAYERS, HIDDEN, HEADS, HEAD_DIM, RANK = 3, 128, 2, 32, 8
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 192,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""What the models share."""
 
 
 def model(directory: str, seed: int) -> None:
@@ -22,17 +36,7 @@ def model(directory: str, seed: int) -> None:
 
     torch.manual_seed(seed)
     config = tf.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=192,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=HEADS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        bos_token_id=1,
-        eos_token_id=2,
+        **SHAPE,
         pad_token_id=2,
     )
     tf.LlamaForCausalLM(config).float().save_pretrained(directory)
@@ -45,19 +49,9 @@ def windows(directory: str, seed: int) -> None:
 
     torch.manual_seed(seed)
     config = tf.Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=192,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=HEADS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
+        **SHAPE,
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        bos_token_id=1,
-        eos_token_id=2,
         pad_token_id=0,
     )
     tf.Gemma3ForCausalLM(config).float().save_pretrained(directory)

@@ -1,5 +1,6 @@
-//! The predictor with very many blocks: what an access, an eviction and a block's memory cost, beside
-//! the order of use. Prints a line of JSON a figure: name, value, unit, and that of the reference.
+//! The predictor with very many blocks: what an access, an eviction and a block's memory cost,
+//! beside the order of use. Prints a line of JSON a figure: name, value, unit, and that of the
+//! reference.
 //!
 //! `cargo bench -p tiered-kv-policy --bench table -- BLOCKS`; `benches/limits` runs it.
 #![allow(clippy::print_stdout, reason = "its result")]

@@ -73,9 +73,10 @@ pub struct StoreConfig {
     /// Bytes that T3 may allocate on each drive, all files counted.
     #[serde(deserialize_with = "de_size")]
     pub nvme_capacity: u64,
-    /// Bytes a second that may be written to each drive, over the hours: an hour's may be written at
-    /// once. Where less than half of that is left, what is worth most is written, and the rest stays
-    /// in memory only. 0: no bound. A drive of 1 TB and one write a day lasts with 11 MB a second.
+    /// Bytes a second that may be written to each drive, over the hours: an hour's may be written
+    /// at once. Where less than half of that is left, what is worth most is written, and the rest
+    /// stays in memory only. 0: no bound. A drive of 1 TB that may be written once a day bears 11
+    /// MB a second.
     #[serde(deserialize_with = "de_size")]
     pub nvme_write_bytes_per_s: u64,
     /// Bytes of a T3 segment. Absent: min(256 MiB, capacity / 8).
@@ -355,14 +356,6 @@ impl StoreConfig {
                 ));
             }
         }
-        if let Some(rate) = self.recompute_tokens_per_s
-            && !(rate > 0.0 && rate.is_finite())
-        {
-            return Err(bad(
-                "recompute_tokens_per_s",
-                format!("is {rate}: give tokens a second, over 0"),
-            ));
-        }
         for (field, value) in [
             ("load_threads", self.load_threads),
             ("store_threads", self.store_threads),
@@ -378,10 +371,22 @@ impl StoreConfig {
         if self.event_log_entries == 0 && self.event_file.is_some() {
             return Err(bad("event_file", "needs `event_log_entries` over 0: raise it"));
         }
+        self.check_policy()
+    }
+
+    fn check_policy(&self) -> Result<()> {
         if let Some(bytes) = self.metadata_bytes
             && bytes < MIN_METADATA_BYTES
         {
             return Err(bad("metadata_bytes", format!("is {bytes}: give at least 4 MiB")));
+        }
+        if let Some(rate) = self.recompute_tokens_per_s
+            && !(rate > 0.0 && rate.is_finite())
+        {
+            return Err(bad(
+                "recompute_tokens_per_s",
+                format!("is {rate}: give tokens a second, over 0"),
+            ));
         }
         Ok(())
     }

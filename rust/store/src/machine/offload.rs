@@ -152,8 +152,8 @@ impl Machine {
         }
     }
 
-    /// A block has no place on a drive, or is behind one that has none. One that was given up before
-    /// is only an ancestor here.
+    /// A block has no place on a drive, or is behind one that has none. One that was given up
+    /// before is only an ancestor here.
     fn give_up(&mut self, id: BlockId) {
         if self.table.get(id).is_some_and(|block| block.dirty.is_some()) {
             self.undurable(id);
