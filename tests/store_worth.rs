@@ -1,4 +1,4 @@
-//! Loads that take longer than computing what they would bring.
+//! Loads that take longer than computing what they would bring, and a cache that is of no use.
 
 mod support;
 
@@ -8,7 +8,8 @@ use std::time::Duration;
 use support::{BLOCK, GatedDisk, blocks_of, bytes_of, chain, config, namespace, seams};
 use tiered_kv::io_seams::{DiskOp, ManualClock};
 use tiered_kv::{
-    BlockKey, Cause, GetOptions, MissReason, Namespace, PutOptions, Seams, Store, StoreConfig,
+    BlockKey, Cause, GetOptions, LookupMode, MissReason, Namespace, PutOptions, Seams, Store,
+    StoreConfig,
 };
 
 const MS: u64 = 1_000_000;
@@ -143,4 +144,35 @@ fn the_configuration_says_what_computing_costs_where_a_call_does_not() {
         let refused = config.check().expect_err("no rate").to_string();
         assert!(refused.contains("`recompute_tokens_per_s`"), "{refused}");
     }
+}
+
+#[test]
+fn case_24_a_workload_without_reuse_waits_for_no_drive_and_writes_each_block_once() {
+    let disk = GatedDisk::new();
+    let config = config("/simulated".as_ref(), 4 << 20);
+    let store = Store::open_with(&config, &seams(disk.clone())).expect("opens");
+    let ns = namespace(&store);
+    disk.reads.store(0, Ordering::SeqCst);
+    // Whoever asked a drive for something would wait.
+    disk.shut_reads(true);
+    let (requests, blocks) = (200, 4);
+    for request in 0..requests {
+        let keys: Arc<[BlockKey]> = chain(&ns, request, blocks).into();
+        assert_eq!(store.lookup(&ns, &keys, LookupMode::Prefix).hits, 0);
+        let found = store.get_now(&ns, &keys, &GetOptions::default()).expect("open");
+        assert!(found.is_some(), "that nothing is there is known at once");
+        let options = PutOptions { wait: Some(LONG), ..PutOptions::default() };
+        let put = store.put(&ns, &keys, blocks_of(&keys), &options).expect("open").wait();
+        assert_eq!(put.stored(), keys.len(), "no put is refused while drives keep up");
+    }
+    assert!(store.flush(Some(LONG)).expect("open").wait().all_durable());
+    assert_eq!(disk.reads.load(Ordering::SeqCst), 0, "eviction reads nothing, nor does a miss");
+    let stats = store.stats();
+    let counter = |name: &str| stats.counters.iter().find(|(n, _)| *n == name).expect(name).1;
+    let stored = u64::from(requests * blocks);
+    assert_eq!((counter("put_stored"), counter("offloaded")), (stored, stored));
+    assert_eq!(counter("offloaded_bytes"), stored * BLOCK as u64, "each block is written once");
+    assert_eq!(counter("onboarded") + counter("direct_reads") + counter("probes"), 0);
+    assert!(counter("evicted_dram") > 0 && counter("evicted_nvme") > 0, "both tiers are full");
+    disk.shut_reads(false);
 }
