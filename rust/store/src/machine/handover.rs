@@ -20,10 +20,11 @@ struct Pause {
     length: u32,
 }
 
-/// The classes whose last attempt failed, by tier and drive.
+/// The classes whose last attempt failed, by tier and drive, and whether they had a block of their
+/// own to evict instead: that nothing was worth less than it says nothing of what can be had.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
-    pauses: BTreeMap<(Tier, DriveId, u64), Pause>,
+    pauses: BTreeMap<(Tier, DriveId, u64, bool), Pause>,
 }
 
 /// What is known of a segment of another class.
@@ -44,7 +45,7 @@ impl Machine {
         class: u64,
         own: Option<BlockId>,
     ) -> bool {
-        let at = (tier, home, class);
+        let at = (tier, home, class, own.is_some());
         let pause = self.handovers.pauses.get(&at).copied();
         if let Some(Pause { left: 1.., .. }) = pause {
             self.handovers.pauses.entry(at).and_modify(|pause| pause.left -= 1);
