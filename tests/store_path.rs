@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 use support::{BLOCK, blocks_of, bytes_of, chain, config, memory_only, namespace, spec};
 use tiered_kv::{
-    BlockKey, ComputedBy, EvictionPolicy, GetOptions, KvLayout, LookupMode, MissReason,
+    BlockKey, ComputedBy, Delete, EvictionPolicy, GetOptions, KvLayout, LookupMode, MissReason,
     NamespaceSpec, PutOptions, PutStatus, Residency, Store, StoreConfig, Tier,
 };
 
@@ -427,4 +427,44 @@ fn a_class_whose_slots_are_all_leased_gets_a_segment_of_another() {
     let two = chain(large, 2, 1);
     let report = store.put(large, &two, blocks(&two), &PutOptions::default()).expect("open").wait();
     assert_eq!(report.statuses, [PutStatus::Stored], "the small blocks are idle");
+}
+
+#[test]
+fn a_class_whose_slots_are_all_leased_gets_a_segment_though_none_was_worth_less_than_its_block() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config =
+        StoreConfig { policy: EvictionPolicy::Lru, ..config(&dir.path().join("kv"), 8 << 20) };
+    let store = Store::open(&config).expect("opens");
+    let models = two_models(&store);
+    let [(small, _), (large, bytes)] = &models;
+    let put_small = |path: u32| {
+        let keys = chain(small, path, 1);
+        store.put(small, &keys, blocks_of(&keys), &PutOptions::default()).expect("open").wait();
+        flush(&store);
+        keys
+    };
+    let put_large = |path: u32| {
+        let keys = chain(large, path, 1);
+        let blocks = vec![vec![1u8; *bytes]];
+        let put = store.put(large, &keys, blocks, &PutOptions::default()).expect("open").wait();
+        flush(&store);
+        (keys, put.statuses)
+    };
+    // Seven segments of four small blocks, and one with a large one.
+    let all: Vec<_> = (0..28).map(&put_small).collect();
+    let (first, _) = put_large(1);
+    // In every segment one block newer than the large one, so that none is worth less as a whole.
+    for path in (0..28).step_by(4) {
+        store.delete(small, &Delete::Keys(all[path].clone())).expect("open").wait();
+        put_small(100 + path as u32);
+    }
+    let evicted = |name: &str| store.stats().counters.iter().find(|(n, _)| *n == name).map(|c| c.1);
+    let (second, stored) = put_large(2);
+    assert_eq!(stored, [PutStatus::Stored]);
+    assert_eq!(evicted("evicted_dram"), Some(1), "its own, as no segment could be had for it");
+    let lease = store.get(large, &second, &GetOptions::default()).expect("open").wait();
+    assert_eq!(lease.hits(), 1);
+    // Its only slot is leased: what is worth more than nothing goes, for a load and for a put.
+    let loaded = store.get(large, &first, &GetOptions::default()).expect("open").wait();
+    assert_eq!(loaded.items[0].as_ref().err(), None);
 }
