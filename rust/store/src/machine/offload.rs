@@ -327,7 +327,9 @@ impl Machine {
             block.slabs.iter().map(|(bytes, _)| round_up_to_page(*bytes)).collect();
         let Some(home) = self.home_of(&block.key) else { return DriveSlots::Full };
         let (ns, bytes) = (block.key.ns, classes.iter().sum());
-        let worth = self.policy.worth(Tier::Dram, id);
+        // Nobody asks what a block is worth where all of them are written.
+        let is_bounded = self.limits.write_bytes_per_s > 0;
+        let worth = if is_bounded { self.policy.worth(Tier::Dram, id) } else { 0.0 };
         let budget = &mut self.drives[usize::from(home)].budget;
         if !budget.admits(self.now.mono, bytes, worth) {
             budget.book(0, worth);
