@@ -112,6 +112,18 @@ class Deployment:
         shape = self.spec.as_if
         return 0 if shape is None else 4 * shape.layers * shape.heads * shape.head_dim
 
+    def head(self) -> dict[str, Any]:
+        """What documents say first of the model and the node."""
+        return {
+            "node": self.node.name,
+            "title": self.node.title,
+            "model": self.spec.name,
+            "kv_dtype": self.spec.kv_dtype.name,
+            "gpus": self.gpus,
+            "instances": self.instances,
+            "block_bytes": self.block_bytes,
+        }
+
     def batch(self, share: float) -> Batch:
         """The largest batch beside a cache that has `share` of the memory for KV.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tiered_kv.planner.node import TIERS
 from tiered_kv.planner.report import figure_of
+from tiered_kv.replay import _head
 from tiered_kv.replay.deployment import HBM, Deployment, written
 
 _PLACES = ("gpu", *TIERS)
@@ -57,26 +58,14 @@ def run(
     found = replayed(
         trace, specs, outputs=outputs, labels=labels, threads=threads, progress=progress
     )
-    node = deployment.node
     return {
-        "trace": trace.name,
-        "block_size": trace.block_size,
-        "requests": trace.requests,
-        "block_accesses": trace.block_accesses,
-        "unique_blocks": trace.unique_blocks,
-        "ceiling_pct": trace.ceiling_pct(outputs),
+        **_head(trace, outputs=outputs),
         "seconds": trace.seconds,
-        "node": node.name,
-        "title": node.title,
-        "model": deployment.spec.name,
-        "kv_dtype": deployment.spec.kv_dtype.name,
-        "gpus": deployment.gpus,
-        "instances": deployment.instances,
-        "block_bytes": deployment.block_bytes,
+        **deployment.head(),
         "service": SERVICE,
         "results": [_result(trace, deployment, one) for one in found],
         "assumptions": deployment.assumptions(),
-        "figures": [figure_of(figure) for figure in node.figures()],
+        "figures": [figure_of(figure) for figure in deployment.node.figures()],
         "sources": list(deployment.spec.sources),
     }
 
