@@ -39,6 +39,12 @@ impl Ages {
         Self { starts, widths }
     }
 
+    /// Where a bucket ends, in seconds; the last one does not.
+    #[inline]
+    pub(crate) fn end(&self, bucket: usize) -> f64 {
+        self.starts.get(bucket + 1).copied().unwrap_or(f64::INFINITY)
+    }
+
     /// The bucket of `age`, and which part of the bucket has passed at that age.
     pub(crate) fn place(&self, age: f64) -> (usize, f32) {
         let bucket = bucket(age);

@@ -24,6 +24,9 @@ pub(crate) const UNCLAIMED: u8 = 32;
 pub(crate) const RECENT: u8 = 64;
 
 /// What is kept of a block while it is resident, and for a while after.
+///
+/// Tables of these begin 16 bytes into a line of the processor's cache: what is looked at most is in
+/// the first 48 bytes, so that one line has it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Node {
@@ -34,24 +37,24 @@ pub(crate) struct Node {
     pub(crate) depth: u32,
     /// Resident blocks right behind it.
     pub(crate) children: u32,
+    /// The first of the known blocks behind it; others are found through the map.
+    next: u32,
+    /// Where it is among the candidates or in the ring of ghosts.
+    place: u32,
+    pub(crate) sentinel: u32,
+    /// The request that touched it last.
+    pub(crate) request: u32,
+    pub(crate) cell: Cell,
+    pub(crate) flags: u8,
+    pub(crate) count: u8,
     /// The session that touched it last.
     pub(crate) session: u32,
     /// Length in blocks of the last request that touched it.
     pub(crate) rend: u32,
     /// Moving average of log2 of its own gaps in seconds, once it is `PACED`.
     pub(crate) gap: f32,
-    pub(crate) sentinel: u32,
-    /// The first of the known blocks behind it; others are found through the map.
-    next: u32,
-    /// Where it is among the candidates or in the ring of ghosts.
-    place: u32,
-    /// The request that touched it last.
-    pub(crate) request: u32,
     /// Its number in a store, where one has it.
     pub(crate) block: u32,
-    pub(crate) cell: Cell,
-    pub(crate) flags: u8,
-    pub(crate) count: u8,
 }
 
 const _: () = assert!(size_of::<Node>() <= 64, "what a block costs is promised");
@@ -89,8 +92,20 @@ impl Node {
 pub(crate) struct Candidate {
     pub(crate) last: f64,
     pub(crate) slot: u32,
+    /// What it was worth when it was last looked at, and the age up to which it is worth that.
+    pub(crate) worth: f32,
+    pub(crate) until: f32,
     pub(crate) cell: Cell,
 }
+
+impl Candidate {
+    fn of(node: &Node, slot: u32) -> Self {
+        Self { last: node.last, slot, worth: 0.0, until: UNKNOWN, cell: node.cell }
+    }
+}
+
+/// An age that no block has: nothing is known of what it is worth.
+const UNKNOWN: f32 = f32::NEG_INFINITY;
 
 /// The chain index.
 #[derive(Debug)]
@@ -154,6 +169,17 @@ impl Chain {
 
     pub(crate) fn candidates(&self) -> &[Candidate] {
         &self.candidates
+    }
+
+    /// The candidates, and all nodes.
+    #[inline]
+    pub(crate) fn to_draw(&mut self) -> (&mut [Candidate], &[Node]) {
+        (&mut self.candidates, &self.nodes)
+    }
+
+    /// Candidates are worth something else from now on.
+    pub(crate) fn revalue(&mut self) {
+        self.candidates.iter_mut().for_each(|candidate| candidate.until = UNKNOWN);
     }
 
     /// The known block with this key behind `parent`; a chain's first block is behind `NONE`.
@@ -274,7 +300,7 @@ impl Chain {
             return;
         }
         node.place = place;
-        let candidate = Candidate { last: node.last, slot, cell: node.cell };
+        let candidate = Candidate::of(node, slot);
         self.candidates.push(candidate);
     }
 
@@ -296,8 +322,7 @@ impl Chain {
         if node.block != NONE {
             self.moved.push(slot);
         } else if node.has(RESIDENT) && node.place != NONE {
-            let candidate = &mut self.candidates[node.place as usize];
-            (candidate.last, candidate.cell) = (node.last, node.cell);
+            self.candidates[node.place as usize] = Candidate::of(node, slot);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Which leaves go: the least of a draw, and its ancestors while they are worth no more.
 
 use super::Beta;
-use super::chain::{Candidate, NONE};
+use super::chain::{NONE, Node};
 use super::hazard::Cell;
 use super::sentinel::{Books, Sentinels};
 
@@ -16,6 +16,24 @@ struct Valued {
     slot: u32,
 }
 
+impl Valued {
+    #[inline]
+    fn goes_before(self, other: Self, nodes: &[Node]) -> bool {
+        if self.key != other.key {
+            return self.key < other.key;
+        }
+        if self.last != other.last {
+            return self.last < other.last;
+        }
+        nodes[self.slot as usize].depth > nodes[other.slot as usize].depth
+    }
+}
+
+/// The key of a block at an age where the oldest leaves first.
+fn recency(age: f64) -> f32 {
+    -age as f32
+}
+
 impl Beta {
     /// Lets blocks go until no more are resident than may be.
     pub(super) fn evict(&mut self, now: f64) {
@@ -27,20 +45,30 @@ impl Beta {
 
     /// The candidate to go, and the key of the next one, infinite if there is none.
     fn draw(&mut self, now: f64) -> (u32, f32) {
-        let candidates = self.chain.candidates();
+        let by_recency = self.guard.follows();
+        let (candidates, nodes) = self.chain.to_draw();
         let (count, draw) = (candidates.len(), self.options.draw);
         debug_assert!(count > 0, "a chain of residents ends in a leaf");
         let mut best = Valued { key: f32::INFINITY, last: f64::INFINITY, slot: NONE };
         let mut second = f32::INFINITY;
         for place in 0..count.min(draw) {
             let place = if count > draw { self.rng.below(count) } else { place };
-            let Candidate { last, slot, cell } = candidates[place];
+            let candidate = &mut candidates[place];
+            let (last, slot) = (candidate.last, candidate.slot);
             if slot == best.slot {
                 continue;
             }
-            let key = self.key(cell, now - last);
+            let key = if by_recency {
+                recency(now - last)
+            } else {
+                if now - last >= f64::from(candidate.until) {
+                    let valued = self.table.value_until(candidate.cell, now - last);
+                    (candidate.worth, candidate.until) = valued;
+                }
+                candidate.worth
+            };
             let valued = Valued { key, last, slot };
-            if best.slot == NONE || self.goes_before(valued, best) {
+            if best.slot == NONE || valued.goes_before(best, nodes) {
                 second = best.key;
                 best = valued;
             } else if key < second {
@@ -53,19 +81,7 @@ impl Beta {
     /// By what blocks of a cell leave at an age in seconds, the least first.
     #[inline]
     fn key(&self, cell: Cell, age: f64) -> f32 {
-        if self.guard.follows() { -age as f32 } else { self.table.value(cell, age) }
-    }
-
-    #[inline]
-    fn goes_before(&self, one: Valued, other: Valued) -> bool {
-        if one.key != other.key {
-            return one.key < other.key;
-        }
-        if one.last != other.last {
-            return one.last < other.last;
-        }
-        let depth = |slot: u32| self.chain.nodes[slot as usize].depth;
-        depth(one.slot) > depth(other.slot)
+        if self.guard.follows() { recency(age) } else { self.table.value(cell, age) }
     }
 
     /// Evicts `victim`, then its parents while each is a leaf and worth no more than `limit`.

@@ -120,6 +120,16 @@ impl Table {
         self.index[cell.index()][bucket(age * f64::from(rate))] * rate
     }
 
+    /// [`Self::value`], and an age up to which it stays that while nothing is counted anew: a little
+    /// less than where the bucket ends, so that rounding does not matter.
+    #[inline]
+    pub(crate) fn value_until(&self, cell: Cell, age: f64) -> (f32, f32) {
+        let rate = self.rates[cell.scale()];
+        let bucket = bucket(age * f64::from(rate));
+        let end = self.ages.end(bucket) / f64::from(rate) * (1.0 - 1e-6);
+        (self.index[cell.index()][bucket] * rate, end as f32)
+    }
+
     /// The bucket of an age, and which part of it has passed, in the units of the cell.
     pub(crate) fn place(&self, cell: Cell, age: f64) -> (usize, f32) {
         self.ages.place(age * f64::from(self.rates[cell.scale()]))

@@ -130,6 +130,7 @@ impl Beta {
         }
         self.pace.rebuild(1.0);
         self.table.rebuild(1.0);
+        self.chain.revalue();
         self.last_rebuild = self.requests;
         self.next_rebuild = self.requests + (self.requests / 4).clamp(16, 256);
         true

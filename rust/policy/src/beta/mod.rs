@@ -111,7 +111,8 @@ fn log_gap(gap: f64) -> f32 {
 
 /// The gap level of a moving average.
 fn gap_level(gap: f32) -> usize {
-    ((gap + 2.0) / 2.0).clamp(0.0, 6.0) as usize
+    // By way of the smaller number, which the processor converts at once.
+    ((gap + 2.0) / 2.0).clamp(0.0, 6.0) as i32 as usize
 }
 
 /// The level of what has no gap yet.
@@ -273,6 +274,7 @@ impl Beta {
         self.scores.rebuild(decay);
         self.pace.rebuild(decay);
         self.table.rebuild(decay);
+        self.chain.revalue();
         self.last_rebuild = self.requests;
         self.next_rebuild = self.requests + (self.requests / 4).clamp(16, 256);
     }

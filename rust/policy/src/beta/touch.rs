@@ -170,14 +170,14 @@ impl Beta {
             (false, false) => CONTINUED,
         };
         let pair = own_type * 4 + transition;
-        let own_gap = if options.gap { gap_level(node.gap) } else { 0 };
+        let own_gap = |node: &Node| if options.gap { gap_level(node.gap) } else { 0 };
         let cell = if shared {
             let level = if options.score { count_level(node.count) } else { 0 };
-            Cell::new(pair, level, own_gap)
+            Cell::new(pair, level, own_gap(node))
         } else if options.session_state {
             visit.private(pair)
         } else {
-            Cell::new(pair, visit.score, own_gap)
+            Cell::new(pair, visit.score, own_gap(node))
         };
         node.last = visit.now;
         node.session = visit.session;

@@ -282,8 +282,7 @@ impl<'a> Hierarchy<'a> {
             if behind && self.levels[level].filled == Filled::Victims {
                 continue;
             }
-            // Leaves first, so that a root is younger than what hangs on it.
-            for at in (0..request.blocks.len()).rev() {
+            for at in 0..request.blocks.len() {
                 let block = request.blocks[at] as u32;
                 let came_from = (at < loaded).then(|| usize::from(found[at]));
                 let wanted = if behind {

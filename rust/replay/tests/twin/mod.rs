@@ -378,7 +378,7 @@ impl<'a> Twin<'a> {
     fn store_all(&mut self, request: &Request<'_>, found: &[usize], loaded: usize) {
         let top = self.top();
         for level in 0..self.has.len() {
-            for (at, block) in request.blocks.iter().enumerate().rev() {
+            for (at, block) in request.blocks.iter().enumerate() {
                 let from = found.get(at).filter(|_| at < loaded);
                 let wanted = if self.is_engine(level) {
                     true

@@ -140,7 +140,6 @@ impl Predictor {
         if one.last != other.last {
             return one.last < other.last;
         }
-        let (depth, deepest) = (self.depth(one.block), self.depth(other.block));
-        if depth != deepest { depth > deepest } else { one.block < other.block }
+        self.depth(one.block) > self.depth(other.block)
     }
 }

@@ -54,6 +54,8 @@ pub struct Predictor {
     unclaimed: usize,
     search: u32,
     now: f64,
+    /// The time of the last request, until the next one: what it made old is not counted yet.
+    learned: Option<f64>,
     /// Where the draws go on, so that a chain leaves as a whole.
     run: Option<Run>,
     /// Of the request at hand.
@@ -90,6 +92,7 @@ impl Predictor {
             unclaimed: 0,
             search: 0,
             now: 0.0,
+            learned: None,
             run: None,
             keys: Vec::new(),
             types: Vec::new(),

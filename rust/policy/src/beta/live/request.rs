@@ -8,6 +8,8 @@ use tiered_kv_types::BlockType;
 
 impl Predictor {
     pub(super) fn learn(&mut self, accesses: &Accesses<'_>) {
+        // The last request's own blocks may not go together with the next one's.
+        self.run = None;
         if accesses.bare
             && let Some(then) = self.stored_unclaimed(accesses)
         {
@@ -16,6 +18,15 @@ impl Predictor {
         }
         let now = (self.now * 1e9) as Nanos;
         self.apply(accesses, now.max(accesses.request.now));
+    }
+
+    /// Counts what outlived the last request, and computes the index anew where that is due: after
+    /// what left since that request, as a replay does.
+    fn catch_up(&mut self) {
+        if let Some(now) = self.learned.take() {
+            self.beta.sweep(now);
+            self.beta.maintain();
+        }
     }
 
     /// When the last of those blocks was stored that no request has named.
@@ -28,6 +39,7 @@ impl Predictor {
     }
 
     fn apply(&mut self, accesses: &Accesses<'_>, now: Nanos) {
+        self.catch_up();
         let (mut keys, mut types) =
             (std::mem::take(&mut self.keys), std::mem::take(&mut self.types));
         let before = self.assemble(accesses, &mut keys, &mut types);
@@ -65,8 +77,7 @@ impl Predictor {
                 self.settle(self.beta.path[at]);
             }
         }
-        self.beta.sweep(seconds(now));
-        self.beta.maintain();
+        self.learned = Some(seconds(now));
         self.tell_lists();
         (self.keys, self.types) = (keys, types);
     }
