@@ -59,6 +59,7 @@ fn machine(arena: &Arena, index: &Arc<ReadIndex>) -> Machine {
             stall: u64::MAX / 2,
             retry: u64::MAX / 2,
             write_bytes_per_s: 0,
+            ahead_waste: 0.0,
             scrub_bytes_per_s: 0,
         },
         memory: Geometry { segment_bytes: 8192, segments: 1, header_stride: 0 },

@@ -45,6 +45,9 @@ class StoreConfig:
         recompute_tokens_per_s: Tokens a second that the engine computes in prefill. A load that is
             estimated to take longer than computing what it would bring is not begun: it is a miss,
             `recompute`. None: every load is worth it, unless its call says otherwise.
+        ahead_waste: Part of what is moved up from the drives to host memory that may be so for
+            nothing: behind a block that a get reads from a drive, what is stored next is read
+            ahead, as far as this allows. 0: only what is asked for is.
         drive_stall_s: Seconds without an answer to any read after which a drive counts as stalled:
             what waits for it is a miss then, and it is not asked until it answers again.
         drive_retry_s: Seconds after which a drive that failed repeatedly is tried again.
@@ -85,6 +88,7 @@ class StoreConfig:
     load_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
     recompute_tokens_per_s: float | None = None
+    ahead_waste: float = 0.05
     drive_stall_s: float = 2.0
     drive_retry_s: float = 5.0
     scrub_bytes_per_s: Size = 0

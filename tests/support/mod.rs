@@ -20,6 +20,8 @@ pub fn config(dir: &Path, nvme: u64) -> StoreConfig {
         dram_capacity: Some(512 << 10),
         nvme_paths: vec![dir.to_path_buf()],
         nvme_capacity: nvme,
+        // What is read unasked has tests of its own.
+        ahead_waste: 0.0,
         huge_pages: false,
         ..StoreConfig::default()
     }

@@ -71,6 +71,7 @@ pub(crate) fn open(config: &StoreConfig, seams: &Seams) -> Result<Opened> {
         stall: nanos(config.drive_stall_s),
         retry: nanos(config.drive_retry_s),
         write_bytes_per_s: config.nvme_write_bytes_per_s,
+        ahead_waste: config.ahead_waste,
         scrub_bytes_per_s: config.scrub_bytes_per_s,
     };
     let mut machine = Machine::new(Parts {

@@ -81,6 +81,13 @@ counters! {
     quarantined,
     /// Loads begun ahead of a request.
     prefetched,
+    /// Blocks moved up ahead since they are stored behind what was read; of these, those that were
+    /// read, and those that left memory unread.
+    ahead_loaded,
+    ahead_used,
+    ahead_wasted,
+    /// Blocks that were read past memory and moved up as they are worth it.
+    promoted,
     /// Keys of prefetches that had nowhere to go, without T1.
     prefetch_ignored,
     /// Holds that ended by time.

@@ -97,6 +97,10 @@ pub struct StoreConfig {
     /// than computing what it would bring is not begun: it is a miss. Absent: every load is worth
     /// it, unless its call says otherwise.
     pub recompute_tokens_per_s: Option<f64>,
+    /// Part of what is moved up from the drives to T1 that may be so for nothing: behind a block
+    /// that a get reads from a drive, what is stored next is read ahead, as far as this allows. 0:
+    /// only what is asked for is.
+    pub ahead_waste: f64,
     /// Deadline of a put in seconds, where the call names none.
     pub put_timeout_s: f64,
     /// Seconds without an answer to any read after which a drive counts as stalled: what waits for
@@ -159,6 +163,7 @@ impl Default for StoreConfig {
             max_load_bytes: 1 << 30,
             load_timeout_s: 10.0,
             recompute_tokens_per_s: None,
+            ahead_waste: 0.05,
             put_timeout_s: 30.0,
             drive_stall_s: 2.0,
             drive_retry_s: 5.0,
@@ -387,6 +392,10 @@ impl StoreConfig {
                 "recompute_tokens_per_s",
                 format!("is {rate}: give tokens a second, over 0"),
             ));
+        }
+        if !(0.0..=1.0).contains(&self.ahead_waste) {
+            let waste = self.ahead_waste;
+            return Err(bad("ahead_waste", format!("is {waste}: give a part, 0 to 1")));
         }
         Ok(())
     }

@@ -167,6 +167,7 @@ impl Chain {
         self.residents
     }
 
+    #[cfg(test)]
     pub(crate) fn candidates(&self) -> &[Candidate] {
         &self.candidates
     }

@@ -105,6 +105,7 @@ impl Machine {
         };
         let Told { turn, bare, .. } = access.told;
         self.policy.requested(&Accesses { request, ids: &ids, turn, bare });
+        self.went_on(&ids);
         self.scratch = Scratch { numbers, ids, types };
     }
 

@@ -155,6 +155,12 @@ impl SlotAllocator {
         self.geometry.segments > 0 && self.geometry.cut(slot_bytes).0 > 0
     }
 
+    /// Whether a slot can be had without taking one from another block.
+    pub(crate) fn has_room(&self, slot_bytes: u64) -> bool {
+        let partial = self.partial.get(&slot_bytes).is_some_and(|set| !set.is_empty());
+        partial || !self.unassigned.is_empty()
+    }
+
     /// A free slot of `slot_bytes`, a multiple of a page.
     pub(crate) fn alloc(&mut self, slot_bytes: u64) -> Alloc {
         if let Some(segment) = self.partial.get(&slot_bytes).and_then(|set| set.first().copied()) {

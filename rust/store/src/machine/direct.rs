@@ -57,6 +57,7 @@ impl Machine {
     ) {
         let block = self.table.get_mut(id).expect("a block is kept while it is read");
         block.readers -= 1;
+        block.passed = result.is_ok();
         let (bytes, doomed, home) = (block.bytes(), block.doomed, block.home);
         self.loading_bytes -= bytes;
         self.read_ended(home, bytes, &result, out);

@@ -47,6 +47,8 @@ pub(super) struct Drive {
     retry: Nanos,
     pub(super) circuit: Circuit,
     pub(super) pace: Pace,
+    /// Bytes being read that nobody had asked for.
+    pub(super) ahead_bytes: u64,
     pub(super) budget: WriteBudget,
 }
 
@@ -64,6 +66,7 @@ impl Drive {
             retry: limits.retry,
             circuit: Circuit::new(limits.stall, limits.retry),
             pace: Pace::default(),
+            ahead_bytes: 0,
             budget: WriteBudget::new(limits.write_bytes_per_s),
         }
     }

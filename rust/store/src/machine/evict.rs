@@ -27,6 +27,7 @@ pub(super) fn standings(table: &BlockTable, id: BlockId, staging: bool) -> Optio
     let idle = block.dirty.is_none() && !block.doomed;
     let durable = block.is_durable();
     let dram = idle && block.in_dram && kin.dram == 0 && (block.holds == 0 || durable);
+    let dram = dram && !block.expected;
     let drive = idle && durable && !block.is_being_read() && kin.drive == 0;
     let drive = drive && (block.holds == 0 || (block.in_dram && !staging));
     let standing = |may: bool| match (may, block.orphan) {
@@ -154,6 +155,7 @@ impl Machine {
 
     /// Books a block out of memory, after its copy left the index.
     pub(super) fn leave_memory(&mut self, id: BlockId) {
+        self.goes(id);
         let block = self.table.get_mut(id).expect("the caller holds a live block");
         block.in_dram = false;
         block.memory.clear();

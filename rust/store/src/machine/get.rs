@@ -1,6 +1,6 @@
 //! Getting blocks: pin what is in memory, load the rest once for all waiters, miss with a reason.
 
-use super::table::Load;
+use super::table::{Load, Why};
 use super::{BlockId, Command, GetItem, GetTarget, HoldId, LoadFault, Machine, Op, OpId, Outcome};
 use crate::index::FullKey;
 use crate::log::LogKind;
@@ -87,6 +87,10 @@ impl GetOp {
         &self.keys
     }
 
+    pub(super) fn states(&self) -> &[State] {
+        &self.states
+    }
+
     /// A direct read has ended.
     pub(super) fn read(&mut self, item: usize, state: State) {
         debug_assert!(matches!(self.states[item], State::Reading));
@@ -129,6 +133,9 @@ impl Machine {
                 out.push(Command::CopyOut { op, item, from });
             }
         }
+        if get.loading + get.reading > 0 {
+            self.get_waits(&get);
+        }
         self.ops.insert(op, Op::Get(get));
         self.timers.insert((deadline, op));
         self.finish_get(op, out);
@@ -147,6 +154,7 @@ impl Machine {
         let key = Self::full(get.ns, get.keys[item]);
         let Some(id) = self.table.id(&key) else { return State::Miss(MissReason::Absent) };
         if let Some(resident) = self.index.pin(&key) {
+            self.was_read(id);
             return State::Hit(resident, if self.staging.on { Tier::Nvme } else { Tier::Dram });
         }
         let asked = self.is_asked(id);
@@ -225,8 +233,11 @@ impl Machine {
     ) {
         let Some(block) = self.table.get_mut(id) else { return };
         let (bytes, doomed, key, home) = (block.bytes(), block.doomed, block.key, block.home);
-        let Load { waiters, ahead, .. } = *block.load.take().expect("a load ends once");
+        let Load { waiters, ahead, why, .. } = *block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
+        if why != Why::Asked {
+            self.flew(id, bytes);
+        }
         self.read_ended(home, bytes, &result, out);
         if doomed {
             self.bury(id);
@@ -238,6 +249,7 @@ impl Machine {
                 self.counters.onboarded_bytes += bytes;
                 self.enter_memory(id, filled);
                 self.admit_to_policy(id, Tier::Dram);
+                self.moved_up(id, why, !waiters.is_empty());
                 self.refresh_with_parent(id);
                 for (op, item) in waiters {
                     let resident = self.index.pin(&key).expect("it has just entered memory");

@@ -6,6 +6,7 @@
 //! at a time, so that a seeded simulator drives the very same code as production.
 
 mod accesses;
+mod ahead;
 mod alloc;
 mod audit;
 mod census;
@@ -82,6 +83,8 @@ pub(crate) struct Limits {
     pub(crate) retry: Nanos,
     /// Bytes a second that may be written to each drive, over the hours; 0: no bound.
     pub(crate) write_bytes_per_s: u64,
+    /// Part of what is moved up from drives that may be so for nothing; 0: only what is asked for.
+    pub(crate) ahead_waste: f64,
     /// Bytes a second read back in the background.
     pub(crate) scrub_bytes_per_s: u64,
 }
@@ -193,6 +196,7 @@ pub(crate) struct Machine {
     load_missed: Vec<(OpId, usize, tiered_kv_types::MissReason)>,
     staging: staging::Staging,
     scrub: scrub::Scrub,
+    ahead: ahead::Ahead,
     next_dirty: u64,
     next_generation: u64,
     next_put: u64,
@@ -244,6 +248,7 @@ impl Machine {
             load_missed: Vec::new(),
             staging: staging::Staging::new(parts.staging),
             scrub: scrub::Scrub::new(parts.limits.scrub_bytes_per_s),
+            ahead: ahead::Ahead::new(parts.limits.ahead_waste),
             next_dirty: 0,
             next_generation: 1,
             next_put: 1,
@@ -277,6 +282,7 @@ impl Machine {
         self.settle_staging(out);
         self.settle_missed(out);
         self.settle_flushes(out);
+        self.pump_ahead(out);
         self.pump_scrub(out);
     }
 

@@ -345,7 +345,7 @@ impl Machine {
         let mut slots = SmallVec::new();
         let mut answer = None;
         for class in classes {
-            match self.drive_slot(home, class, out) {
+            match self.drive_slot(id, home, class, out) {
                 Alloc::Slot(slot) => slots.push(slot),
                 Alloc::Full => answer = Some(DriveSlots::Full),
                 Alloc::Prepare(_) | Alloc::Wait => answer = answer.or(Some(DriveSlots::Wait)),
@@ -367,7 +367,13 @@ impl Machine {
         answer
     }
 
-    fn drive_slot(&mut self, home: DriveId, class: u64, out: &mut Vec<Command>) -> Alloc {
+    fn drive_slot(
+        &mut self,
+        id: BlockId,
+        home: DriveId,
+        class: u64,
+        out: &mut Vec<Command>,
+    ) -> Alloc {
         let mut evictions = 0;
         loop {
             let drive = &mut self.drives[usize::from(home)];
@@ -384,6 +390,10 @@ impl Machine {
                 }
                 Alloc::Wait => return Alloc::Wait,
                 Alloc::Full => {}
+            }
+            if self.limits.write_bytes_per_s > 0 && !self.belongs_on_drive(id, home, class) {
+                self.counters.not_admitted += 1;
+                return Alloc::Full;
             }
             evictions += 1;
             if !self.make_room(Tier::Nvme, home, class) || evictions > GROUP_BLOCKS {

@@ -323,6 +323,10 @@ impl Machine {
             holds: 0,
             orphan: false,
             siblings: Siblings::default(),
+            next: None,
+            unread: false,
+            expected: false,
+            passed: false,
             doomed: false,
         };
         let bytes = block.bytes();

@@ -252,6 +252,10 @@ impl Machine {
             holds: 0,
             orphan: false,
             siblings: Siblings::default(),
+            next: None,
+            unread: false,
+            expected: false,
+            passed: false,
             doomed: false,
         };
         let (key, bytes) = (block.key, block.bytes());

@@ -18,6 +18,18 @@ pub(crate) enum OnDrive {
     Durable(SmallVec<[SlotId; 1]>),
 }
 
+/// Why a load began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// A caller asked, for now or for later.
+    #[default]
+    Asked,
+    /// It is stored behind what was read.
+    Behind,
+    /// It was read past memory, and is worth to be there.
+    Promoted,
+}
+
 /// A load in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
@@ -25,6 +37,7 @@ pub(crate) struct Load {
     pub(crate) waiters: Vec<(OpId, usize)>,
     /// Begun ahead of a request: it goes on without waiters.
     pub(crate) ahead: bool,
+    pub(crate) why: Why,
     /// Set while nobody wants it.
     pub(crate) cancel: CancelFlag,
 }
@@ -75,6 +88,13 @@ pub(crate) struct Block {
     pub(crate) orphan: bool,
     /// The other blocks of the same parent.
     pub(crate) siblings: Siblings,
+    /// The block behind it that was read last.
+    pub(crate) next: Option<BlockId>,
+    /// It was moved up ahead of a request and not read since; and it stays for now.
+    pub(crate) unread: bool,
+    pub(crate) expected: bool,
+    /// It was read into a caller's memory, past ours.
+    pub(crate) passed: bool,
     /// Out of the table, kept until what is in flight on its slots has ended.
     pub(crate) doomed: bool,
 }

@@ -46,6 +46,11 @@ impl Pace {
         }
     }
 
+    /// Bytes of reads under way.
+    pub(super) fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
     /// Bytes a second of late; `None` where nothing was measured.
     pub(super) fn bytes_per_s(&self) -> Option<f64> {
         (self.bytes > 0.0).then(|| self.bytes * 1e9 / self.ns.max(1.0))

@@ -255,6 +255,7 @@ fn idle_machine(drives: &[ClosedDrive], seams: &Seams) -> Result<Machine> {
             stall: Nanos::MAX,
             retry: Nanos::MAX,
             write_bytes_per_s: 0,
+            ahead_waste: 0.0,
             scrub_bytes_per_s: 0,
         },
         memory,

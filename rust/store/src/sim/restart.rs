@@ -274,6 +274,7 @@ pub(super) fn machine(
             stall: 1_500_000_000,
             retry: 1_000_000_000,
             write_bytes_per_s: write_budget_of(seed),
+            ahead_waste: [0.0, 0.05, 0.9][(seed / 3 % 3) as usize],
             scrub_bytes_per_s: 8 << 10,
         },
         memory: MEMORY,

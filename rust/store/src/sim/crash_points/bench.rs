@@ -379,6 +379,7 @@ fn machine(drives: &[Drive], staging: bool) -> (Machine, Arc<ReadIndex>) {
             stall: u64::MAX,
             retry: 1,
             write_bytes_per_s: 0,
+            ahead_waste: 0.0,
             scrub_bytes_per_s: 0,
         },
         memory: MEMORY,
