@@ -24,7 +24,8 @@ def spec(block_bytes: int = BLOCK_BYTES, **fields: Any) -> NamespaceSpec:
 
 def config(directory: Path | None = None, **fields: Any) -> dict[str, Any]:
     """Fields of a small store, with a drive where a directory is given."""
-    small: dict[str, Any] = {"dram_capacity": "1MiB", "huge_pages": False}
+    # What is read unasked has tests of its own.
+    small: dict[str, Any] = {"dram_capacity": "1MiB", "huge_pages": False, "ahead_waste": 0.0}
     if directory is not None:
         small |= {"nvme_paths": [directory], "nvme_capacity": "2MiB"}
     return small | fields

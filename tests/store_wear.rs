@@ -4,9 +4,12 @@ mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
-use support::{BLOCK, blocks_of, chain, config, namespace, seams};
+use support::{BLOCK, GatedDisk, blocks_of, chain, config, namespace, seams};
 use tiered_kv::io_seams::{ManualClock, MemDisk};
-use tiered_kv::{BlockKey, LookupMode, Namespace, PutOptions, Seams, Store, StoreConfig};
+use tiered_kv::{
+    BlockKey, EvictionPolicy, GetOptions, LookupMode, Namespace, PutOptions, Seams, Store,
+    StoreConfig,
+};
 
 const HOUR: u64 = 3_600_000_000_000;
 const LONG: Duration = Duration::from_secs(600);
@@ -50,6 +53,45 @@ fn case_23_a_drive_gets_what_its_budget_allows_and_no_less() {
     assert_eq!(counter(&store, "not_admitted"), failed);
     assert_eq!(counter(&store, "undurable"), failed, "they are in memory, or gone from it");
     assert_eq!(written + failed, 4 + 20 * 16);
+    assert_eq!(store.audit().faults, Vec::<String>::new());
+}
+
+#[test]
+fn a_drive_of_bounded_writes_takes_nothing_for_what_is_worth_more() {
+    let disk = GatedDisk::new();
+    let bounded = StoreConfig {
+        nvme_write_bytes_per_s: 1 << 40,
+        policy: EvictionPolicy::Lru,
+        ..config("/simulated".as_ref(), 4 << 20)
+    };
+    let store = Store::open_with(&bounded, &seams(disk.clone())).expect("opens");
+    let ns = namespace(&store);
+    let mut stored = Vec::new();
+    while counter(&store, "evicted_nvme") == 0 {
+        let keys = chain(&ns, 100 + stored.len() as u32, 4);
+        assert_eq!(put(&store, &ns, &keys), 0, "what is new is worth more");
+        stored.extend(keys);
+    }
+    assert_eq!(counter(&store, "not_admitted"), 0);
+    // Two groups are being written, and others wait behind them.
+    disk.shut_writes(true);
+    let waiting: Vec<_> = (1..=3).map(|path| chain(&ns, path, 4)).collect();
+    for keys in &waiting {
+        let put = store.put(&ns, keys, blocks_of(keys), &PutOptions::default());
+        assert_eq!(put.expect("open").wait().stored(), 4);
+    }
+    // Meanwhile all that the drive has is used.
+    for keys in stored.chunks(4) {
+        let got = store.get(&ns, keys, &GetOptions::default()).expect("open").wait();
+        drop(got);
+        store.learn();
+    }
+    let evicted = counter(&store, "evicted_nvme");
+    disk.shut_writes(false);
+    let flushed = store.flush(Some(LONG)).expect("open").wait();
+    assert_eq!((flushed.pending, flushed.failed), (0, 4));
+    assert_eq!(counter(&store, "not_admitted"), 1, "its root; the others are behind it");
+    assert_eq!(counter(&store, "evicted_nvme"), evicted, "nothing has left for them");
     assert_eq!(store.audit().faults, Vec::<String>::new());
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,24 @@ def test_a_coroutine_gets_the_same_answer_and_the_same_errors(tmp_path: Path) ->
                     await store.get(ns, keys, recompute_s=wrong)  # type: ignore[arg-type]
 
     asyncio.run(ask())
+
+
+def test_what_is_stored_behind_what_is_read_is_moved_up(tmp_path: Path) -> None:
+    for waste, moved in ((0.0, 0), (0.05, N - 1)):
+        with cold(tmp_path / str(waste), ahead_waste=waste) as store:
+            counters: dict[str, int] = {}
+            for _ in range(6000):
+                counters = store.stats()["counters"]
+                if counters["ahead_loaded"] >= moved:
+                    break
+                time.sleep(0.01)
+            assert counters["ahead_loaded"] == moved
+            assert store.get(store.namespace(api.spec()), keys_of(store)).hits == N
+            assert store.stats()["counters"]["ahead_wasted"] == 0
+    with pytest.raises(ConfigError, match="ahead_waste"):
+        BlockingStore.open(**api.config(tmp_path / "no", ahead_waste=2.0))
+
+
+def keys_of(store: BlockingStore) -> bytes:
+    """Keys of the blocks of `cold`."""
+    return store.namespace(api.spec()).keys_from_tokens(api.tokens(N))

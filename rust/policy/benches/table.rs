@@ -149,6 +149,7 @@ fn main() {
         ("evict and insert", "ns/block", beta.evict_ns, lru.evict_ns),
         ("restore", "ns/block", beta.restore_ns, lru.restore_ns),
         ("memory", "B/block", beta.bytes, lru.bytes),
+        ("state of a resident block", "B/block", Predictor::block_bytes() as f64, 0.0),
     ];
     for (name, unit, ours, reference) in rows {
         println!(

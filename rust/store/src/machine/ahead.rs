@@ -271,7 +271,13 @@ impl Machine {
         let block = self.table.get(id).expect("it is movable");
         let drive = &self.drives[usize::from(block.home)];
         let busy = self.loading_bytes + block.bytes() > self.limits.load_high_bytes / 2;
-        busy || drive.pace.waiting() > drive.ahead_bytes
+        busy || drive.pace.waiting() > drive.ahead_bytes || self.is_joined()
+    }
+
+    /// Whether somebody waits for what is being read ahead.
+    fn is_joined(&self) -> bool {
+        let load = |id: &BlockId| self.table.get(*id).and_then(|block| block.load.as_ref());
+        self.ahead.flying.iter().filter_map(load).any(|load| !load.waiters.is_empty())
     }
 
     fn move_up(&mut self, id: BlockId, why: Why, out: &mut Vec<Command>) {

@@ -99,6 +99,11 @@ impl Predictor {
         }
     }
 
+    /// Bytes of what is kept of one block: its chain, its last accesses, its cell.
+    pub const fn block_bytes() -> usize {
+        size_of::<Node>()
+    }
+
     /// What the posteriors of the 16 pairs are computed from.
     pub fn evidence(&self) -> super::Evidence {
         self.beta.evidence()
