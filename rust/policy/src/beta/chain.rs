@@ -25,8 +25,8 @@ pub(crate) const RECENT: u8 = 64;
 
 /// What is kept of a block while it is resident, and for a while after.
 ///
-/// Tables of these begin 16 bytes into a line of the processor's cache: what is looked at most is in
-/// the first 48 bytes, so that one line has it.
+/// Tables of these begin 16 bytes into a line of the processor's cache: what is looked at most is
+/// in the first 48 bytes, so that one line has it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Node {

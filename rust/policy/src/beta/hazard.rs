@@ -120,8 +120,8 @@ impl Table {
         self.index[cell.index()][bucket(age * f64::from(rate))] * rate
     }
 
-    /// [`Self::value`], and an age up to which it stays that while nothing is counted anew: a little
-    /// less than where the bucket ends, so that rounding does not matter.
+    /// [`Self::value`], and an age up to which it stays that until the next rebuild: a little less
+    /// than where the bucket ends, so that rounding does not matter.
     #[inline]
     pub(crate) fn value_until(&self, cell: Cell, age: f64) -> (f32, f32) {
         let rate = self.rates[cell.scale()];

@@ -323,7 +323,7 @@ impl Machine {
         costs.value(self.policy.worth(there, id))
     }
 
-    /// Whether a block is worth more on a drive than what would have to leave for a slot of `class`.
+    /// Whether a block is worth more on a drive than what would leave for a slot of `class`.
     pub(super) fn belongs_on_drive(&mut self, id: BlockId, home: DriveId, class: u64) -> bool {
         let key = self.table.get(id).expect("the caller holds a live block").key;
         if self.table.kin(&key).drive > 0 {
