@@ -36,9 +36,13 @@ def table(rounds: int) -> list[Row]:
     rows = []
     for (what, unit), pairs in found.items():
         label = f"{name}: {what}"
-        # What is kept of a block itself has a bar of its own; all-in, with lists and maps, is above.
+        # What is kept of a block itself has a bar of its own: "memory" has lists and maps, too.
         is_state = what.startswith("state")
-        row = absolute(label, unit, pairs[0], 64.0) if is_state else compare(label, unit, "lru", pairs)
+        row = (
+            absolute(label, unit, pairs[0], 64.0)
+            if is_state
+            else compare(label, unit, "lru", pairs)
+        )
         rows.append(row)
     return rows
 
