@@ -174,7 +174,7 @@ impl Chain {
 
     /// The candidates, and all nodes.
     #[inline]
-    pub(crate) fn to_draw(&mut self) -> (&mut [Candidate], &[Node]) {
+    pub(crate) fn drawing(&mut self) -> (&mut [Candidate], &[Node]) {
         (&mut self.candidates, &self.nodes)
     }
 

@@ -46,7 +46,7 @@ impl Beta {
     /// The candidate to go, and the key of the next one, infinite if there is none.
     fn draw(&mut self, now: f64) -> (u32, f32) {
         let by_recency = self.guard.follows();
-        let (candidates, nodes) = self.chain.to_draw();
+        let (candidates, nodes) = self.chain.drawing();
         let (count, draw) = (candidates.len(), self.options.draw);
         debug_assert!(count > 0, "a chain of residents ends in a leaf");
         let mut best = Valued { key: f32::INFINITY, last: f64::INFINITY, slot: NONE };
