@@ -18,10 +18,11 @@ from tiered_kv import KEY_BYTES, KvLayout, RequestContext
 from tiered_kv._core import describe_spec
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm import scheduler
-from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Step
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
+from tiered_kv.engines.vllm.tenancy import Tenancy
 from tiered_kv.engines.vllm.worker import WorkerSide
 
 

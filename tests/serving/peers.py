@@ -22,7 +22,7 @@ def fs_tier(root: Path) -> list[str]:
     """The flag of vLLM's tier of files, behind 1 GiB of host memory."""
     extra = {
         "spec_name": "CpuTieringSpec",
-        "spec_module_path": "serving.cpu_offload",
+        "spec_module_path": "tiered_kv.engines.vllm",
         "cpu_bytes_to_use": 1 << 30,
         "offload_prompt_only": False,
         "secondary_tiers": [{"type": "fs", "root_dir": str(root)}],
