@@ -122,15 +122,19 @@ class Driven:
         self.manager.on_new_request(context)
         return context
 
-    def store(self, context: ReqContext, keys: Sequence[Any], content: bytes | None = None) -> int:
+    def store(self, context: ReqContext, keys: Sequence[Any]) -> int:
         """Computes chunks and stores them; returns how many were new."""
         output = self.manager.prepare_store(keys, context)
         assert output is not None
         for key, slot in zip(output.keys_to_store, output.store_spec.block_ids, strict=True):
-            self.region.rows[slot] = _content(key, self.region.rows.shape[1], content)
+            self.fill(key, slot)
         if output.keys_to_store:
             self.manager.complete_store(output.keys_to_store, context)
         return len(output.keys_to_store)
+
+    def fill(self, key: Any, slot: int) -> None:
+        """Computes a chunk."""
+        self.region.rows[slot] = _content(key, self.region.rows.shape[1])
 
     def finish(self, context: ReqContext) -> None:
         """Ends a request."""
@@ -173,10 +177,9 @@ class Driven:
         self.primary.reset_cache()
 
 
-def _content(key: bytes, size: int, content: bytes | None = None) -> Any:
+def _content(key: bytes, size: int) -> Any:
     """What a chunk of this key holds."""
-    seed = key if content is None else content
-    return np.frombuffer((seed * (size // len(seed) + 1))[:size], dtype=np.int8)
+    return np.frombuffer((key * (size // len(key) + 1))[:size], dtype=np.int8)
 
 
 def tier(path: str | Path, **options: Any) -> dict[str, Any]:

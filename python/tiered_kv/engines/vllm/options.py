@@ -75,7 +75,7 @@ class Options:
         return cls(**fields)
 
     def directory(self, replica: int, rank: int | None) -> Path:
-        """The directory of a data-parallel replica, or of a rank of it: no two processes share one."""
+        """The directory of a replica, or of a rank of it: no two processes share one."""
         whole = self.path / f"dp{replica}"
         return whole if rank is None else whole / f"rank{rank}"
 

@@ -25,7 +25,7 @@ from tiered_kv.engines.vllm.options import TierOptions
 from tiered_kv.engines.vllm.tenancy import RESET_S, Tenancy, forget_model
 from tiered_kv.engines.vllm.tier_identity import SHA_BYTES, config_of, sharers_of, tier_spec
 from tiered_kv.engines.vllm.tier_metrics import TierStats, definitions
-from tiered_kv.engines.vllm.tier_requests import Run, Tracked, runs
+from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, Run, Tracked, runs
 
 _LOG = init_logger("vllm.tiered_kv")
 
@@ -33,7 +33,6 @@ _CALLS = 1 << 16
 _MOST_MISSING = 1 << 16
 # Least of the memory through which blocks are written, in blocks: a batch's, twice.
 _STAGED_BLOCKS = 32
-_GROUP_BYTES = 4
 _SHUTDOWN_S = 3.0
 _WRITING = 255
 
@@ -119,7 +118,7 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
             raise
         # Shorter keys are of a hash that is weak.
         weak = bool(self._options.weak_hash)
-        self._least_key = _GROUP_BYTES + (1 if weak else SHA_BYTES)
+        self._least_key = GROUP_BYTES + (1 if weak else SHA_BYTES)
         self._epoch = ""
         self._requests: dict[str, Tracked] = {}
         self._calls: dict[int, tuple[_Job, list[bytes]]] = {}

@@ -26,7 +26,7 @@ SHA_BYTES = 32
 
 
 def config_of(offloading: Any) -> VllmConfig | None:
-    """vLLM's configuration, which it does not hand to a tier; None where it cannot be had.
+    """The configuration, which vLLM does not hand to a tier; None where it cannot be had.
 
     A tier is made by vLLM's connector, which has it: the calls that lead here are searched for it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -10,7 +10,9 @@ from tiered_kv import KEY_BYTES, Namespace, Request
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm.tenancy import request_context
 
-_GROUP_BYTES = 4
+GROUP_BYTES = 4
+"""Bytes at the end of a key by vLLM that name the group of layers."""
+
 # Looking for the block before the first of a run ends after so many.
 _MOST_BEFORE = 4096
 
@@ -75,7 +77,7 @@ class Tracked:
         if not run.depth:
             return None
         first = run.keys[0]
-        tail = self._tails.get(first[-_GROUP_BYTES:])
+        tail = self._tails.get(first[-GROUP_BYTES:])
         if tail is not None and tail[0] == run.end - tokens:
             return tail[1]
         before = self._before(first, run.end - tokens)
@@ -86,7 +88,7 @@ class Tracked:
         if run.chained and run.end:
             end = self.req_context.get_offload_key_position(run.keys[-1])
             if end is not None:
-                self._tails[run.keys[-1][-_GROUP_BYTES:]] = end, keys[-KEY_BYTES:]
+                self._tails[run.keys[-1][-GROUP_BYTES:]] = end, keys[-KEY_BYTES:]
 
     def finish(self) -> None:
         """Counts its accesses."""
@@ -96,13 +98,13 @@ class Tracked:
     @staticmethod
     def sequence(req_context: Any, tokens: int) -> list[bytes]:
         """The keys by vLLM of the chunks of a request's first group, from the first one on."""
-        positions = _positions(req_context)
-        first = next(iter(positions), b"")
-        group = first[-_GROUP_BYTES:]
+        known = positions(req_context)
+        first = next(iter(known), b"")
+        group = first[-GROUP_BYTES:]
         by_end = {
             end: key
-            for key, end in positions.items()
-            if key[-_GROUP_BYTES:] == group and not end % tokens
+            for key, end in known.items()
+            if key[-GROUP_BYTES:] == group and not end % tokens
         }
         keys: list[bytes] = []
         while (key := by_end.get((len(keys) + 1) * tokens)) is not None:
@@ -110,11 +112,11 @@ class Tracked:
         return keys
 
     def _before(self, first: bytes, end: int) -> bytes | None:
-        group = first[-_GROUP_BYTES:]
+        group = first[-GROUP_BYTES:]
         # The last ones come first: what is stored is mostly what has just been computed.
-        for key in islice(reversed(_positions(self.req_context)), _MOST_BEFORE):
+        for key in islice(reversed(positions(self.req_context)), _MOST_BEFORE):
             if (
-                key[-_GROUP_BYTES:] == group
+                key[-GROUP_BYTES:] == group
                 and self.req_context.get_offload_key_position(key) == end
             ):
                 return key
@@ -147,7 +149,7 @@ def runs(
         same = (
             at < len(keys)
             and ends[at] == ends[at - 1] + tokens
-            and keys[at][-_GROUP_BYTES:] == keys[begin][-_GROUP_BYTES:]
+            and keys[at][-GROUP_BYTES:] == keys[begin][-GROUP_BYTES:]
         )
         if not same:
             end = ends[begin]
@@ -155,7 +157,8 @@ def runs(
             begin = at
 
 
-def _positions(req_context: Any) -> Mapping[bytes, int]:
+def positions(req_context: Any) -> dict[bytes, int]:
+    """The keys of a request with the tokens at which their chunks end, in their order by group."""
     # vLLM tells the end of one key only; which keys there are, it keeps to itself.
-    found: Mapping[bytes, int] = getattr(req_context, "_offload_key_positions", {})
+    found: dict[bytes, int] = getattr(req_context, "_offload_key_positions", {})
     return found

@@ -1,0 +1,185 @@
+"""Time in a tier's methods on the scheduler's thread: `python -m serving.tier_steps OUT SCRATCH`.
+
+vLLM's own manager is driven at a steady rate of steps, in turns with our tier and with its tier of
+files. Each step stores the chunks of new requests, and every tenth looks up and loads older ones.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.kv_offload.base import LookupResult
+
+from serving.tiering import TOKENS, Driven, keys_of, offloading
+
+CHUNK = 26 << 12
+"""Bytes of a chunk: 10,000 of them a second are more than 1 GB/s."""
+STEP_S = 0.01
+STORED = 100
+"""Chunks a step, of two requests."""
+REQUESTS = 2
+LOADED = 50
+EVERY = 10
+STEPS = 200
+WARM = 30
+ROUNDS = 2
+PRIMARY = 6144
+LIMIT_US = 200
+_TIMED = (
+    "lookup",
+    "submit_store",
+    "submit_load",
+    "get_finished_jobs",
+    "has_pending_work",
+    "touch",
+    "on_new_request",
+    "on_request_finished",
+    "on_schedule_end",
+    "serve_external_requests",
+    "take_events",
+    "get_stats",
+)
+
+Row = dict[str, Any]
+
+
+class Clock:
+    """Adds up the time in the methods of a tier."""
+
+    def __init__(self, tier: Any) -> None:
+        self.spent_ns = 0
+        for name in _TIMED:
+            setattr(tier, name, self._timed(getattr(tier, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            begun = time.perf_counter_ns()
+            found = method(*args)
+            self.spent_ns += time.perf_counter_ns() - begun
+            return found
+
+        return timed
+
+    def take_us(self) -> float:
+        """Microseconds since the last call."""
+        spent, self.spent_ns = self.spent_ns, 0
+        return spent / 1000
+
+
+def run(tier: Row, name: str) -> Row:
+    """One round with one tier."""
+    driven = Driven(tier, chunks=PRIMARY, chunk_bytes=CHUNK, spec=offloading())
+    clock = Clock(driven.tiers[0])
+    per = STORED // REQUESTS
+    prompts: list[list[Any]] = []
+    steps: list[float] = []
+    stored = refused = loaded = late = 0
+    manager, open_requests = driven.manager, []
+    begun_s = next_s = time.monotonic()
+    for step in range(STEPS):
+        if step == WARM:
+            begun_s, stored = time.monotonic(), 0
+        clock.take_us()
+        for context in open_requests:
+            driven.finish(context)
+        open_requests = []
+        for number in range(REQUESTS):
+            keys = keys_of(f"{name} {step} {number}", per)
+            context = driven.begin(f"{step} {number}", keys)
+            output = manager.prepare_store(keys, context)
+            if output is None:
+                refused += per
+            else:
+                manager.complete_store(output.keys_to_store, context)
+                stored += len(output.keys_to_store)
+                prompts.append(keys)
+            open_requests.append(context)
+        if step % EVERY == EVERY - 1 and len(prompts) > PRIMARY // per * 2:
+            keys = prompts.pop(0)[:LOADED]
+            context = driven.begin(f"{step} again", keys)
+            found = [manager.lookup(key, context) for key in keys]
+            loaded += sum(one is LookupResult.HIT_PENDING for one in found)
+            open_requests.append(context)
+        driven.step()
+        manager.has_pending_work()
+        manager.get_stats()
+        if step >= WARM:
+            steps.append(clock.take_us())
+        next_s += STEP_S
+        left_s = next_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(left_s)
+        else:
+            late += 1
+            next_s = time.monotonic()
+    took_s = time.monotonic() - begun_s
+    driven.settle()
+    settled_s = time.monotonic() - begun_s
+    driven.manager.shutdown()
+    return {
+        "step_us": steps,
+        "offered_bytes_per_s": round(stored * CHUNK / took_s),
+        "stored_bytes_per_s": round(stored * CHUNK / settled_s),
+        "chunks_per_s": round(stored / took_s),
+        "refused_chunks": refused,
+        "loaded_chunks": loaded,
+        "late_steps": late,
+    }
+
+
+def summed(rounds: list[Row]) -> Row:
+    """All rounds of a tier."""
+    steps = sorted(us for one in rounds for us in one["step_us"])
+    told = {name: [one[name] for one in rounds] for name in rounds[0] if name != "step_us"}
+    return {
+        "steps": len(steps),
+        "step_us_p50": round(statistics.median(steps), 1),
+        "step_us_p99": round(steps[int(len(steps) * 0.99)], 1),
+        "step_us_most": round(steps[-1], 1),
+        **told,
+    }
+
+
+def main() -> None:
+    """Both tiers in turns, each round with files of its own."""
+    out, scratch = Path(sys.argv[1]), Path(sys.argv[2])
+    found: dict[str, list[Row]] = {"tiered_kv": [], "vllm_fs": []}
+    for number in range(ROUNDS):
+        ours = {
+            "type": "TieredKV",
+            "module_path": "tiered_kv.engines.vllm",
+            "path": str(scratch / f"kv{number}"),
+            "nvme_capacity": "3GiB",
+            "namespace": "steps",
+        }
+        files = {"type": "fs", "root_dir": str(scratch / f"fs{number}")}
+        for name, tier in (("tiered_kv", ours), ("vllm_fs", files)):
+            found[name].append(run(tier, f"{name} {number}"))
+            shutil.rmtree(tier.get("path") or tier["root_dir"])
+    rows = {name: summed(rounds) for name, rounds in found.items()}
+    ours = rows["tiered_kv"]
+    fast = min(ours["chunks_per_s"]) >= 0.95 * STORED / STEP_S
+    out.write_text(
+        json.dumps(
+            {
+                "holds": ours["step_us_p99"] <= LIMIT_US and fast,
+                "limit_us": LIMIT_US,
+                "step_s": STEP_S,
+                "chunks_a_step": STORED,
+                "chunk_bytes": CHUNK,
+                "tokens_a_chunk": TOKENS,
+                **rows,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
