@@ -134,11 +134,11 @@ def check_a_load_that_fails_once_is_a_miss_until_it_is_stored_again() -> None:
     with tempfile.TemporaryDirectory() as path, driven(path) as one:
         keys = _stored(one)
         (ours,) = one.tiers
-        channel = ours._channel
+        channel = ours._jobs.channel
         error = IoFaultError("the drive is gone", op="get_into")
         with mock.patch.object(channel, "submit_get_into", side_effect=error):
             assert _again(one, keys) == [False] * COUNT
-        assert ours.faults >= 1
+        assert ours.stats()["adapter"]["faults"] == 1
         context = one.begin("look", keys)
         assert {ours.lookup(key, context) for key in keys} == {LookupResult.MISS}
         one.store(context, keys)
@@ -354,6 +354,7 @@ def check_what_a_request_says_reaches_the_predictor_and_the_record() -> None:
             one.settle()
             before = ours._store.predictor().requests
             one.finish(context)
+            assert ours._jobs.drain()
             assert ours._store.predictor().requests == before + 1
         (file,) = traces.iterdir()
         (line,) = [json.loads(text) for text in file.read_text().splitlines()]

@@ -24,40 +24,17 @@ from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.vllm.options import TierOptions
 from tiered_kv.engines.vllm.tenancy import RESET_S, Tenancy, forget_model
 from tiered_kv.engines.vllm.tier_identity import SHA_BYTES, config_of, sharers_of, tier_spec
+from tiered_kv.engines.vllm.tier_jobs import Job, Jobs
 from tiered_kv.engines.vllm.tier_metrics import TierStats, definitions
-from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, Run, Tracked, runs
+from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, Tracked
 
 _LOG = init_logger("vllm.tiered_kv")
 
-_CALLS = 1 << 16
 _MOST_MISSING = 1 << 16
 # Least of the memory through which blocks are written, in blocks: a batch's, twice.
 _STAGED_BLOCKS = 32
 _SHUTDOWN_S = 3.0
 _WRITING = 255
-
-
-class _Job:
-    """A job of vLLM's, as the calls that it was cut into.
-
-    Attributes:
-        number: vLLM's number.
-        keys: Its keys, as they are in the calls.
-        is_load: Whether it fills the primary tier.
-        waiting: Calls that have not ended.
-        done: Keys for which it was done.
-    """
-
-    __slots__ = ("begun_s", "done", "is_load", "keys", "moved", "number", "waiting")
-
-    def __init__(self, number: int, keys: list[bytes], is_load: bool) -> None:
-        self.number = number
-        self.keys = keys
-        self.is_load = is_load
-        self.waiting = 0
-        self.done: list[bytes] = []
-        self.moved = 0
-        self.begun_s = monotonic()
 
 
 class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes are Any here
@@ -97,22 +74,27 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         config = config_of(offloading_spec)
         self._spec = tier_spec(offloading_spec, config, self._options, size)
         self._tokens = self._spec.layout.tokens_per_block
-        self._groups = len(offloading_spec.config.groups)
         replica = offloading_spec.config.parallel.data_parallel_index
         directory = self._options.make_directory(replica, None)
         sharers = sharers_of(offloading_spec, config, self._options)
         store = _with_staging(self._options.store_config(directory, sharers), self._options, size)
         self._directory = directory
-        self._put_wait_s = store.put_timeout_s
         self._store = BlockingStore.open(store)
         try:
             self_test(self._store, size)
             self._ns: Namespace = self._store.namespace(self._spec)
-            self._region = self._store.register(primary_kv_view.cast("B"), size)
-            self._channel = self._store.channel(_CALLS)
             self._recorder = None
             if self._options.record is not None:
                 self._recorder = Recorder(self._options.record, f"dp{replica}", self._tokens)
+            self._jobs = Jobs(
+                self._store,
+                primary_kv_view,
+                tokens=self._tokens,
+                groups=len(offloading_spec.config.groups),
+                recorder=self._recorder,
+                put_wait_s=store.put_timeout_s,
+                load_timeout_s=self._options.load_timeout_s,
+            )
         except BaseException:
             self._store.close()
             raise
@@ -121,13 +103,10 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         self._least_key = GROUP_BYTES + (1 if weak else SHA_BYTES)
         self._epoch = ""
         self._requests: dict[str, Tracked] = {}
-        self._calls: dict[int, tuple[_Job, list[bytes]]] = {}
-        self._storing = 0
-        self._ended: list[_Job] = []
         # Keys of which a load has failed, the oldest first.
         self._missing: dict[bytes, None] = {}
         self.out_of_service = ""
-        self.faults = 0
+        self.lookup_faults = 0
         self.failed_loads = 0
         self._stats = TierStats(self.stats)
         drive = self._store.stats()["nvme"]
@@ -135,7 +114,8 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
 
     def stats(self) -> dict[str, Any]:
         """What the store counts, and `adapter`: faults, and loads that lacked something."""
-        ours = {"faults": self.faults, "cut_loads": self.failed_loads}
+        faults = self._jobs.faults + self.lookup_faults
+        ours = {"faults": faults, "cut_loads": self.failed_loads}
         if self._recorder is not None:
             ours["record_lost"] = self._recorder.lost
         return {**self._store.stats(), "adapter": ours}
@@ -150,12 +130,8 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
     def on_request_finished(self, req_context: Any) -> None:
         """Counts the accesses of a request."""
         tracked = self._requests.pop(req_context.req_id, None)
-        if tracked is None:
-            return
-        tracked.finish()
-        if self._recorder is not None and tracked.epoch == self._epoch:
-            tokens, keys = self._sequence(req_context)
-            self._recorder.end(req_context.req_id, tokens, keys)
+        if tracked is not None:
+            self._jobs.finish(tracked, self._ns if tracked.epoch == self._epoch else None)
 
     # Lookups.
 
@@ -164,78 +140,45 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         tracked = self._tracked(req_context)
         if tracked is None or key in self._missing or len(key) < self._least_key:
             return LookupResult.MISS
-        if self._recorder is not None:
-            self._record_begin(tracked)
+        if self._recorder is not None and not tracked.recorded:
+            tracked.recorded = True
+            self._jobs.begin_record(tracked, self._ns)
         try:
             ours = self._ns.keys_from_opaque(key, len(key))
             if self._store.contains(self._ns, ours):
                 return LookupResult.HIT
-            if self._storing and self._store.lookup(self._ns, ours, "each").tiers[0] == _WRITING:
+            if (
+                self._jobs.storing
+                and self._store.lookup(self._ns, ours, "each").tiers[0] == _WRITING
+            ):
                 return LookupResult.RETRY
         except TieredKvError as error:
-            self._fault("lookup", error)
+            self.lookup_faults += 1
+            if self.lookup_faults == 1:
+                _LOG.warning("a lookup failed and counts as a miss, as others will: %s", error)
         return LookupResult.MISS
 
     # Transfers.
 
     def submit_store(self, job_metadata: Any) -> None:
         """Begins to write chunks of the primary tier to the drive."""
-        job = _Job(job_metadata.job_id, list(job_metadata.keys), is_load=False)
-        tracked = self._tracked(job_metadata.req_context)
-        if tracked is not None and len(job.keys[0]) >= self._least_key:
-            slots = job_metadata.chunk_ids.tolist()
-            for run in runs(tracked, job.keys, slots, self._tokens, self._groups):
-                self._store_run(job, tracked, run)
-        self._submitted(job)
+        self._submit(job_metadata, is_load=False)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Begins to read chunks from the drive into the primary tier."""
-        job = _Job(job_metadata.job_id, list(job_metadata.keys), is_load=True)
-        tracked = self._tracked(job_metadata.req_context)
-        if tracked is not None:
-            slots = job_metadata.chunk_ids.tolist()
-            try:
-                keys = self._ns.keys_from_opaque(b"".join(job.keys), len(job.keys[0]))
-                request = tracked.used(self._store, self._ns, keys, self._tokens, job.keys[0])
-                call = self._channel.submit_get_into(
-                    self._ns,
-                    keys,
-                    self._region.slots(slots),
-                    self._options.load_timeout_s,
-                    request,
-                )
-                self._calls[call] = job, job.keys
-                job.waiting = 1
-            except TieredKvError as error:
-                self._fault("load", error)
-        self._submitted(job)
+        self._submit(job_metadata, is_load=True)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Jobs whose calls have all ended: nothing touches their chunks any more."""
-        if self._calls:
-            for done in self._channel.drain():
-                job, keys = self._calls.pop(done.id)
-                job.waiting -= 1
-                job.moved += done.bytes
-                if int.from_bytes(done.bitmap, "little") == (1 << len(keys)) - 1:
-                    job.done += keys
-                else:
-                    job.done += [key for at, key in enumerate(keys) if done.done(at)]
-                if not job.waiting:
-                    self._storing -= not job.is_load
-                    self._ended.append(job)
-        if not self._ended:
-            return ()
-        ended, self._ended = self._ended, []
-        return [self._result(job) for job in ended]
+        """Jobs that have ended: nothing touches their chunks any more."""
+        return [self._result(job) for job in self._jobs.ended()]
 
     def has_pending_work(self) -> bool:
         """Whether jobs have not been told to have ended."""
-        return bool(self._calls or self._ended)
+        return self._jobs.open > 0
 
     def drain_jobs(self) -> None:
         """Waits until no job is in progress; then what is stored is of weights that may be gone."""
-        self._channel.quiesce()
+        self._jobs.drain()
         if self._options.on_reset == "new_epoch":
             self._reset()
 
@@ -254,18 +197,14 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         """Ends the jobs and closes the store."""
         if self._store.closed:
             return
-        self._channel.quiesce(_SHUTDOWN_S)
-        self._channel.close()
-        self._stats.close()
         for tracked in self._requests.values():
-            tracked.finish()
+            self._jobs.finish(tracked, None)
         self._requests.clear()
-        self._region.close()
+        self._stats.close()
+        self._jobs.close(_SHUTDOWN_S)
         if self._recorder is not None:
             self._recorder.close()
         self._store.close()
-        # They keep vLLM's memory, which it is about to give back.
-        del self._region
 
     def _tracked(self, req_context: Any) -> Tracked | None:
         """A request that uses the store, None for one that goes without it."""
@@ -274,35 +213,14 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
             tracked = self._requests[req_context.req_id] = Tracked(req_context, self._epoch)
         return tracked if tracked.epoch == self._epoch and not self.out_of_service else None
 
-    def _store_run(self, job: _Job, tracked: Tracked, run: Run) -> None:
-        try:
-            keys = self._ns.keys_from_opaque(b"".join(run.keys), len(run.keys[0]))
-            parent = tracked.parent(run, self._ns, self._tokens)
-            request = tracked.used(self._store, self._ns, keys, self._tokens, run.keys[0])
-            call = self._channel.submit_put(
-                self._ns,
-                keys,
-                self._region.slots(run.slots),
-                parent=parent,
-                depth=run.depth,
-                chain=run.chained,
-                wait=self._put_wait_s,
-                req=request,
-            )
-        except TieredKvError as error:
-            self._fault("store", error)
-            return
-        tracked.stored(run, keys)
-        self._calls[call] = job, run.keys
-        job.waiting += 1
+    def _submit(self, told: Any, *, is_load: bool) -> None:
+        job = Job(told.job_id, list(told.keys), told.chunk_ids.tolist(), is_load)
+        tracked = self._tracked(told.req_context)
+        if len(job.keys[0]) < self._least_key:
+            tracked = None
+        self._jobs.submit(job, tracked, self._ns)
 
-    def _submitted(self, job: _Job) -> None:
-        if job.waiting:
-            self._storing += not job.is_load
-        else:
-            self._ended.append(job)
-
-    def _result(self, job: _Job) -> JobResult:
+    def _result(self, job: Job) -> JobResult:
         """What vLLM is told of a job, and what later lookups are."""
         whole = len(job.done) == len(job.keys)
         seconds = monotonic() - job.begun_s
@@ -340,25 +258,6 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
                 error,
                 self._directory,
             )
-
-    def _sequence(self, req_context: Any) -> tuple[int, bytes]:
-        """Tokens of a request up to the end of its last chunk, and the keys of its chunks."""
-        keys = Tracked.sequence(req_context, self._tokens)
-        packed = self._ns.keys_from_opaque(b"".join(keys), len(keys[0])) if keys else b""
-        return len(keys) * self._tokens, packed
-
-    def _record_begin(self, tracked: Tracked) -> None:
-        if tracked.recorded or self._recorder is None:
-            return
-        tracked.recorded = True
-        tokens, keys = self._sequence(tracked.req_context)
-        self._recorder.begin(tracked.req_context.req_id, tracked.context, tokens, keys)
-
-    def _fault(self, what: str, error: TieredKvError) -> None:
-        """Counts a fault, which is a miss, and tells of the first one."""
-        self.faults += 1
-        if self.faults == 1:
-            _LOG.warning("a %s failed and counts as a miss, as others will: %s", what, error)
 
 
 def _with_staging(config: StoreConfig, options: TierOptions, size: int) -> StoreConfig:

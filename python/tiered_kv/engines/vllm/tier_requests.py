@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -125,7 +124,7 @@ class Tracked:
 
 def runs(
     tracked: Tracked, keys: list[bytes], slots: list[int], tokens: int, groups: int
-) -> Iterator[Run]:
+) -> list[Run]:
     """Cuts a job into runs.
 
     Args:
@@ -138,13 +137,11 @@ def runs(
     position = tracked.req_context.get_offload_key_position
     first, last = position(keys[0]), position(keys[-1])
     if first is None or last is None:
-        yield Run(keys, slots, 0, 0, chained=False)
-        return
+        return [Run(keys, slots, 0, 0, chained=False)]
     if groups == 1 and last - first == (len(keys) - 1) * tokens:
-        yield Run(keys, slots, first, first // tokens - 1, chained=True)
-        return
+        return [Run(keys, slots, first, first // tokens - 1, chained=True)]
     ends = [position(key) or 0 for key in keys]
-    begin = 0
+    found, begin = [], 0
     for at in range(1, len(keys) + 1):
         same = (
             at < len(keys)
@@ -153,8 +150,10 @@ def runs(
         )
         if not same:
             end = ends[begin]
-            yield Run(keys[begin:at], slots[begin:at], end, max(0, end // tokens - 1), chained=True)
+            depth = max(0, end // tokens - 1)
+            found.append(Run(keys[begin:at], slots[begin:at], end, depth, chained=True))
             begin = at
+    return found
 
 
 def positions(req_context: Any) -> dict[bytes, int]:
