@@ -88,31 +88,26 @@ def run(tier: Row, name: str) -> Row:
         if step == WARM:
             begun_s, stored = time.monotonic(), 0
         clock.take_us()
-        for context in open_requests:
-            driven.finish(context)
-        open_requests = []
+        # Scheduling, up to what the workers are told.
+        outputs = []
         for number in range(REQUESTS):
             keys = keys_of(f"{name} {step} {number}", per)
             context = driven.begin(f"{step} {number}", keys)
+            open_requests.append(context)
             output = manager.prepare_store(keys, context)
             if output is None:
                 refused += per
             else:
-                manager.complete_store(output.keys_to_store, context)
-                stored += len(output.keys_to_store)
+                outputs.append((output.keys_to_store, context))
                 prompts.append(keys)
-            open_requests.append(context)
         if step % EVERY == EVERY - 1 and len(prompts) > PRIMARY // per * 2:
             keys = prompts.pop(0)[:LOADED]
             context = driven.begin(f"{step} again", keys)
+            open_requests.append(context)
             found = [manager.lookup(key, context) for key in keys]
             loaded += sum(one is LookupResult.HIT_PENDING for one in found)
-            open_requests.append(context)
         driven.step()
-        manager.has_pending_work()
-        manager.get_stats()
-        if step >= WARM:
-            steps.append(clock.take_us())
+        # The model computes.
         next_s += STEP_S
         left_s = next_s - time.monotonic()
         if left_s > 0:
@@ -120,6 +115,17 @@ def run(tier: Row, name: str) -> Row:
         else:
             late += 1
             next_s = time.monotonic()
+        # What has come of it.
+        for keys, context in outputs:
+            manager.complete_store(keys, context)
+            stored += len(keys)
+        for context in open_requests:
+            driven.finish(context)
+        open_requests = []
+        manager.has_pending_work()
+        manager.get_stats()
+        if step >= WARM:
+            steps.append(clock.take_us())
     took_s = time.monotonic() - begun_s
     driven.settle()
     settled_s = time.monotonic() - begun_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Iterable
+from itertools import takewhile
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from tiered_kv import IoFaultError, Namespace, StoreConfig, TieredKvError
+from tiered_kv import KEY_BYTES, IoFaultError, Namespace, StoreConfig, TieredKvError
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines._self_test import self_test
@@ -26,7 +27,7 @@ from tiered_kv.engines.vllm.tenancy import RESET_S, Tenancy, forget_model
 from tiered_kv.engines.vllm.tier_identity import SHA_BYTES, config_of, sharers_of, tier_spec
 from tiered_kv.engines.vllm.tier_jobs import Job, Jobs
 from tiered_kv.engines.vllm.tier_metrics import TierStats, definitions
-from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, Tracked
+from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, ahead_of
 
 _LOG = init_logger("vllm.tiered_kv")
 
@@ -35,6 +36,8 @@ _MOST_MISSING = 1 << 16
 _STAGED_BLOCKS = 32
 _SHUTDOWN_S = 3.0
 _WRITING = 255
+# What is asked for is shared and never changed.
+_BY_CHUNK = RequestOffloadingContext()
 
 
 class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes are Any here
@@ -79,6 +82,9 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         sharers = sharers_of(offloading_spec, config, self._options)
         store = _with_staging(self._options.store_config(directory, sharers), self._options, size)
         self._directory = directory
+        # Shorter keys are of a hash that is weak.
+        weak = bool(self._options.weak_hash)
+        self._least_key = GROUP_BYTES + (1 if weak else SHA_BYTES)
         self._store = BlockingStore.open(store)
         try:
             self_test(self._store, size)
@@ -91,6 +97,7 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
                 primary_kv_view,
                 tokens=self._tokens,
                 groups=len(offloading_spec.config.groups),
+                least_key=self._least_key,
                 recorder=self._recorder,
                 put_wait_s=store.put_timeout_s,
                 load_timeout_s=self._options.load_timeout_s,
@@ -98,11 +105,12 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         except BaseException:
             self._store.close()
             raise
-        # Shorter keys are of a hash that is weak.
-        weak = bool(self._options.weak_hash)
-        self._least_key = GROUP_BYTES + (1 if weak else SHA_BYTES)
-        self._epoch = ""
-        self._requests: dict[str, Tracked] = {}
+        # Requests that have not finished; those of them of before a reset, and recorded ones.
+        self._open: set[str] = set()
+        self._stale: set[str] = set()
+        self._recorded: set[str] = set()
+        # What lookups of this step have found.
+        self._found: set[bytes] = set()
         # Keys of which a load has failed, the oldest first.
         self._missing: dict[bytes, None] = {}
         self.out_of_service = ""
@@ -123,54 +131,76 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
     # Requests.
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
-        """Notes a request and what it tells of itself."""
-        self._requests[req_context.req_id] = Tracked(req_context, self._epoch)
-        return RequestOffloadingContext()
+        """Notes a request."""
+        self._open.add(req_context.req_id)
+        return _BY_CHUNK
 
     def on_request_finished(self, req_context: Any) -> None:
         """Counts the accesses of a request."""
-        tracked = self._requests.pop(req_context.req_id, None)
-        if tracked is not None:
-            self._jobs.finish(tracked, self._ns if tracked.epoch == self._epoch else None)
+        name = req_context.req_id
+        self._open.discard(name)
+        self._recorded.discard(name)
+        stale = name in self._stale
+        self._stale.discard(name)
+        self._jobs.finish(req_context, None if stale else self._ns)
 
     # Lookups.
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         """Whether a chunk is on the drive; the index is in memory and answers at once."""
-        tracked = self._tracked(req_context)
-        if tracked is None or key in self._missing or len(key) < self._least_key:
+        if key in self._found and req_context.req_id not in self._stale:
+            return LookupResult.HIT
+        if self._goes_without(req_context) or len(key) < self._least_key:
             return LookupResult.MISS
-        if self._recorder is not None and not tracked.recorded:
-            tracked.recorded = True
-            self._jobs.begin_record(tracked, self._ns)
+        if self._recorder is not None and req_context.req_id not in self._recorded:
+            self._recorded.add(req_context.req_id)
+            self._jobs.begin_record(req_context, self._ns)
+        if key in self._missing:
+            return LookupResult.MISS
         try:
-            ours = self._ns.keys_from_opaque(key, len(key))
-            if self._store.contains(self._ns, ours):
-                return LookupResult.HIT
-            if (
-                self._jobs.storing
-                and self._store.lookup(self._ns, ours, "each").tiers[0] == _WRITING
-            ):
-                return LookupResult.RETRY
+            return self._look(key, req_context)
         except TieredKvError as error:
             self.lookup_faults += 1
             if self.lookup_faults == 1:
                 _LOG.warning("a lookup failed and counts as a miss, as others will: %s", error)
+            return LookupResult.MISS
+
+    def _look(self, key: bytes, req_context: Any) -> LookupResult:
+        """Looks a chunk up, and those behind it, which vLLM asks for next, for this step."""
+        ahead = ahead_of(key, req_context, self._tokens)
+        if self._missing:
+            ahead = list(takewhile(lambda one: one not in self._missing, ahead))
+        keys = self._ns.keys_from_opaque(b"".join(ahead), len(key))
+        hits = self._store.lookup(self._ns, keys).hits
+        if hits:
+            self._found.update(ahead[:hits])
+            return LookupResult.HIT
+        if self._jobs.storing:
+            found = self._store.lookup(self._ns, keys[:KEY_BYTES], "each")
+            if found.tiers[0] == _WRITING:
+                return LookupResult.RETRY
         return LookupResult.MISS
 
     # Transfers.
 
     def submit_store(self, job_metadata: Any) -> None:
         """Begins to write chunks of the primary tier to the drive."""
-        self._submit(job_metadata, is_load=False)
+        without = self._goes_without(job_metadata.req_context)
+        self._jobs.submit(Job(job_metadata, is_load=False), None if without else self._ns)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Begins to read chunks from the drive into the primary tier."""
-        self._submit(job_metadata, is_load=True)
+        without = self._goes_without(job_metadata.req_context)
+        self._jobs.submit(Job(job_metadata, is_load=True), None if without else self._ns)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that have ended: nothing touches their chunks any more."""
         return [self._result(job) for job in self._jobs.ended()]
+
+    def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
+        """Hands over what has come since the last step, when nothing more comes in this one."""
+        self._found.clear()
+        self._jobs.hand_over()
 
     def has_pending_work(self) -> bool:
         """Whether jobs have not been told to have ended."""
@@ -197,45 +227,33 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         """Ends the jobs and closes the store."""
         if self._store.closed:
             return
-        for tracked in self._requests.values():
-            self._jobs.finish(tracked, None)
-        self._requests.clear()
         self._stats.close()
         self._jobs.close(_SHUTDOWN_S)
         if self._recorder is not None:
             self._recorder.close()
         self._store.close()
 
-    def _tracked(self, req_context: Any) -> Tracked | None:
-        """A request that uses the store, None for one that goes without it."""
-        tracked = self._requests.get(req_context.req_id)
-        if tracked is None:
-            tracked = self._requests[req_context.req_id] = Tracked(req_context, self._epoch)
-        return tracked if tracked.epoch == self._epoch and not self.out_of_service else None
-
-    def _submit(self, told: Any, *, is_load: bool) -> None:
-        job = Job(told.job_id, list(told.keys), told.chunk_ids.tolist(), is_load)
-        tracked = self._tracked(told.req_context)
-        if len(job.keys[0]) < self._least_key:
-            tracked = None
-        self._jobs.submit(job, tracked, self._ns)
+    def _goes_without(self, req_context: Any) -> bool:
+        """Whether a request goes without the store."""
+        return req_context.req_id in self._stale or bool(self.out_of_service)
 
     def _result(self, job: Job) -> JobResult:
         """What vLLM is told of a job, and what later lookups are."""
-        whole = len(job.done) == len(job.keys)
+        keys = job.told.keys
+        whole = len(job.done) == len(keys)
         seconds = monotonic() - job.begun_s
         self._stats.took("load_seconds" if job.is_load else "save_seconds", seconds)
         if job.is_load and not whole:
             self.failed_loads += 1
             done = set(job.done)
-            self._missing.update((key, None) for key in job.keys if key not in done)
+            self._missing.update((key, None) for key in keys if key not in done)
             while len(self._missing) > _MOST_MISSING:
                 del self._missing[next(iter(self._missing))]
         elif self._missing and not job.is_load:
             for key in job.done:
                 self._missing.pop(key, None)
         partly = tuple(job.done) if job.is_load and job.done and not whole else None
-        return JobResult(job.number, whole, partly, seconds, job.moved)
+        return JobResult(job.told.job_id, whole, partly, seconds, job.moved)
 
     def _reset(self) -> None:
         """Forgets, durably, every chunk of this model.
@@ -243,10 +261,12 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         What is computed from now on has a name that no other process knows, so that one which loads
         the files again does not find it; and what has begun before goes on without the store.
         """
-        self._epoch = uuid.uuid4().hex
+        epoch = uuid.uuid4().hex
+        self._stale |= self._open
         self._missing.clear()
+        self._found.clear()
         try:
-            self._ns = self._store.namespace(Tenancy("", "", self._epoch).of(self._spec))
+            self._ns = self._store.namespace(Tenancy("", "", epoch).of(self._spec))
             if not forget_model(self._directory, self._spec, monotonic() + RESET_S):
                 message = "a drive did not answer in time"
                 raise IoFaultError(message, op="reset")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from vllm.logger import init_logger
 
@@ -24,10 +24,12 @@ _CALLS = 1 << 16
 class Job:
     """A job of vLLM's, as the calls that it is cut into.
 
+    Args:
+        told: vLLM's `TransferJob`.
+        is_load: Whether it fills the primary tier.
+
     Attributes:
-        number: vLLM's number.
-        keys: Its keys.
-        slots: Where their chunks are in the primary tier.
+        told: vLLM's own.
         is_load: Whether it fills the primary tier.
         waiting: Calls that have not ended.
         done: Keys for which it was done.
@@ -35,12 +37,10 @@ class Job:
         begun_s: When it was submitted, by the monotonic clock.
     """
 
-    __slots__ = ("begun_s", "done", "is_load", "keys", "moved", "number", "slots", "waiting")
+    __slots__ = ("begun_s", "done", "is_load", "moved", "told", "waiting")
 
-    def __init__(self, number: int, keys: list[bytes], slots: list[int], is_load: bool) -> None:
-        self.number = number
-        self.keys = keys
-        self.slots = slots
+    def __init__(self, told: Any, *, is_load: bool) -> None:
+        self.told = told
         self.is_load = is_load
         self.waiting = 0
         self.done: list[bytes] = []
@@ -51,14 +51,15 @@ class Job:
 class Jobs:
     """Hands jobs to the store beside vLLM's scheduler, and tells which have ended.
 
-    What one thread does for all: order the blocks of a job, make their keys and begin the calls.
-    The scheduler's thread only puts jobs in and takes ended ones out.
+    What one thread does for all: order the blocks of a job, make their keys, begin the calls, and
+    count what requests use. The scheduler's thread only puts jobs in and takes ended ones out.
 
     Args:
         store: The store.
         view: The primary tier, a row a chunk.
         tokens: Tokens of a chunk.
         groups: Groups of layers.
+        least_key: Bytes of the shortest key that is trusted.
         recorder: What writes down the requests, None for nothing.
         put_wait_s: Seconds for which a write may wait for room.
         load_timeout_s: Seconds after which a load is a miss.
@@ -76,6 +77,7 @@ class Jobs:
         *,
         tokens: int,
         groups: int,
+        least_key: int,
         recorder: Recorder | None,
         put_wait_s: float,
         load_timeout_s: float,
@@ -83,6 +85,7 @@ class Jobs:
         self._store = store
         self._tokens = tokens
         self._groups = groups
+        self._least_key = least_key
         self._recorder = recorder
         self._put_wait_s = put_wait_s
         self._load_timeout_s = load_timeout_s
@@ -97,34 +100,42 @@ class Jobs:
         self._dropped: deque[Job] = deque()
         # Ends of calls whose beginning has not been noted yet.
         self._early: list[Completion] = []
-        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        # The thread's own.
+        self._requests: dict[str, Tracked] = {}
+        self._batch: list[tuple[Any, ...]] = []
+        self._queue: queue.SimpleQueue[list[tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tiered-kv-jobs", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job, tracked: Tracked | None, ns: Namespace) -> None:
-        """Begins a job; one of no request that uses the store ends at once, and nothing is done."""
+    def submit(self, job: Job, ns: Namespace | None) -> None:
+        """Begins a job; one without a namespace ends at once, and nothing is done."""
         self.open += 1
         self.storing += not job.is_load
-        if tracked is None:
-            self._drop(job)
-        elif job.is_load:
-            self._queue.put(lambda: self._load(job, tracked, ns))
+        if ns is None:
+            job.waiting = 1
+            self._dropped.append(job)
         else:
-            self._queue.put(lambda: self._write(job, tracked, ns))
+            self._batch.append((self._begin, job, ns))
 
-    def finish(self, tracked: Tracked, ns: Namespace | None) -> None:
+    def finish(self, req_context: Any, ns: Namespace | None) -> None:
         """Ends a request, behind all of its jobs.
 
         Args:
-            tracked: The request.
+            req_context: vLLM's own.
             ns: The namespace of its record; None for none.
         """
-        self._queue.put(lambda: self._finish(tracked, ns))
+        self._batch.append((self._finish, req_context, ns))
 
-    def begin_record(self, tracked: Tracked, ns: Namespace) -> None:
+    def begin_record(self, req_context: Any, ns: Namespace) -> None:
         """Notes a request whose prompt is what is known by now."""
-        known = Tracked.sequence(tracked.req_context, self._tokens)
-        self._queue.put(lambda: self._begin_record(tracked, known, ns))
+        known = Tracked.sequence(req_context, self._tokens)
+        self._batch.append((self._begin_record, req_context, known, ns))
+
+    def hand_over(self) -> None:
+        """Gives the thread what has come: once a step, since waking it costs more than the rest."""
+        if self._batch:
+            self._queue.put(self._batch)
+            self._batch = []
 
     def ended(self) -> list[Job]:
         """Jobs whose calls have all ended, each told once: nothing touches their chunks now."""
@@ -162,7 +173,8 @@ class Jobs:
             Whether none is.
         """
         idle = threading.Event()
-        self._queue.put(idle.set)
+        self._batch.append((idle.set,))
+        self.hand_over()
         return idle.wait(timeout) and self.channel.quiesce(timeout)
 
     def close(self, timeout: float) -> None:
@@ -175,14 +187,29 @@ class Jobs:
         del self._region
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            try:
-                item()
-            except Exception as error:  # noqa: BLE001 - a job that is not told of stops the engine
-                self._fault("note of a request", error)
+        while (batch := self._queue.get()) is not None:
+            for call, *given in batch:
+                try:
+                    call(*given)
+                except Exception as error:  # noqa: BLE001 - a job not told of stops the engine
+                    self._fault("note of a request", error)
 
-    def _write(self, job: Job, tracked: Tracked, ns: Namespace) -> None:
-        parts = runs(tracked, job.keys, job.slots, self._tokens, self._groups)
+    def _begin(self, job: Job, ns: Namespace) -> None:
+        job.waiting = 1
+        try:
+            keys, slots = list(job.told.keys), job.told.chunk_ids.tolist()
+            if len(keys[0]) < self._least_key:
+                self._dropped.append(job)
+                return
+            tracked = self._tracked(job.told.req_context)
+            if job.is_load:
+                self._load(job, tracked, ns, keys, slots)
+                return
+            parts = runs(tracked, keys, slots, self._tokens, self._groups)
+        except Exception as error:  # noqa: BLE001 - a job not told of stops the engine
+            self._fault("load" if job.is_load else "store", error)
+            self._dropped.append(job)
+            return
         job.waiting = len(parts)
         for run in parts:
             try:
@@ -190,6 +217,12 @@ class Jobs:
             except Exception as error:  # noqa: BLE001 - as above
                 self._fault("store", error)
                 self._dropped.append(job)
+
+    def _tracked(self, req_context: Any) -> Tracked:
+        tracked = self._requests.get(req_context.req_id)
+        if tracked is None:
+            tracked = self._requests[req_context.req_id] = Tracked(req_context)
+        return tracked
 
     def _write_run(self, job: Job, tracked: Tracked, run: Run, ns: Namespace) -> None:
         keys = ns.keys_from_opaque(b"".join(run.keys), len(run.keys[0]))
@@ -208,36 +241,28 @@ class Jobs:
         )
         self._calls[call] = job, run.keys
 
-    def _load(self, job: Job, tracked: Tracked, ns: Namespace) -> None:
-        job.waiting = 1
-        try:
-            keys = ns.keys_from_opaque(b"".join(job.keys), len(job.keys[0]))
-            request = tracked.used(self._store, ns, keys, self._tokens, job.keys[0])
-            slots = self._region.slots(job.slots)
-            call = self.channel.submit_get_into(ns, keys, slots, self._load_timeout_s, request)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fault("load", error)
-            self._dropped.append(job)
-        else:
-            self._calls[call] = job, job.keys
+    def _load(
+        self, job: Job, tracked: Tracked, ns: Namespace, keys: list[bytes], slots: list[int]
+    ) -> None:
+        ours = ns.keys_from_opaque(b"".join(keys), len(keys[0]))
+        request = tracked.used(self._store, ns, ours, self._tokens, keys[0])
+        into = self._region.slots(slots)
+        call = self.channel.submit_get_into(ns, ours, into, self._load_timeout_s, request)
+        self._calls[call] = job, keys
 
-    def _drop(self, job: Job) -> None:
-        job.waiting = 1
-        self._dropped.append(job)
+    def _finish(self, req_context: Any, ns: Namespace | None) -> None:
+        tracked = self._requests.pop(req_context.req_id, None)
+        if tracked is not None:
+            tracked.finish()
+        if self._recorder is not None and ns is not None:
+            known = Tracked.sequence(req_context, self._tokens)
+            tokens = len(known) * self._tokens
+            self._recorder.end(req_context.req_id, tokens, _packed(known, ns))
 
-    def _finish(self, tracked: Tracked, ns: Namespace | None) -> None:
-        tracked.finish()
-        if self._recorder is None or ns is None:
-            return
-        known = Tracked.sequence(tracked.req_context, self._tokens)
-        self._recorder.end(
-            tracked.req_context.req_id, len(known) * self._tokens, _packed(known, ns)
-        )
-
-    def _begin_record(self, tracked: Tracked, known: list[bytes], ns: Namespace) -> None:
+    def _begin_record(self, req_context: Any, known: list[bytes], ns: Namespace) -> None:
         if self._recorder is not None:
-            name, tokens = tracked.req_context.req_id, len(known) * self._tokens
-            self._recorder.begin(name, tracked.context, tokens, _packed(known, ns))
+            context, tokens = Tracked(req_context).context, len(known) * self._tokens
+            self._recorder.begin(req_context.req_id, context, tokens, _packed(known, ns))
 
     def _fault(self, what: str, error: Exception) -> None:
         """Counts a fault, which is a miss, and tells of the first one."""

@@ -69,6 +69,8 @@ class TierStats:
 
     def take(self) -> OffloadingConnectorStats | None:
         """What has come since the last call, None for nothing."""
+        if self._ready is None:
+            return None
         with self._lock:
             ready, self._ready = self._ready, None
         return ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, NamedTuple
 
-from tiered_kv import KEY_BYTES, Namespace, Request
+from tiered_kv import KEY_BYTES, Namespace, Request, RequestContext
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm.tenancy import request_context
 
@@ -14,6 +14,8 @@ GROUP_BYTES = 4
 
 # Looking for the block before the first of a run ends after so many.
 _MOST_BEFORE = 4096
+# So many chunks are looked up at once.
+_AHEAD = 64
 
 
 class Run(NamedTuple):
@@ -39,19 +41,20 @@ class Tracked:
 
     Args:
         req_context: vLLM's own.
-        epoch: The epoch in which it began.
     """
 
-    __slots__ = ("_request", "_tails", "context", "epoch", "recorded", "req_context")
+    __slots__ = ("_request", "_tails", "req_context")
 
-    def __init__(self, req_context: Any, epoch: str) -> None:
+    def __init__(self, req_context: Any) -> None:
         self.req_context = req_context
-        self.epoch = epoch
-        self.context = request_context(req_context.kv_transfer_params)
-        self.recorded = False
         self._request: Request | None = None
         # By group: the token at which the last stored chunk ends, and its key in the store.
         self._tails: dict[bytes, tuple[int, bytes]] = {}
+
+    @property
+    def context(self) -> RequestContext:
+        """What it tells of itself."""
+        return request_context(self.req_context.kv_transfer_params)
 
     def used(
         self, store: BlockingStore, ns: Namespace, keys: bytes, tokens: int, first: bytes
@@ -154,6 +157,17 @@ def runs(
             found.append(Run(keys[begin:at], slots[begin:at], end, depth, chained=True))
             begin = at
     return found
+
+
+def ahead_of(key: bytes, req_context: Any, tokens: int) -> list[bytes]:
+    """A key and those that lie behind it in the request, as far as these can be told at once."""
+    end = req_context.get_offload_key_position(key)
+    if end is not None:
+        first = end // tokens - 1
+        ahead = list(islice(positions(req_context), first, first + _AHEAD))
+        if ahead and ahead[0] == key:
+            return ahead
+    return [key]
 
 
 def positions(req_context: Any) -> dict[bytes, int]:
