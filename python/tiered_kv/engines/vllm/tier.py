@@ -92,11 +92,13 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
             self._recorder = None
             if self._options.record is not None:
                 self._recorder = Recorder(self._options.record, f"dp{replica}", self._tokens)
+            self._stats = TierStats(self.stats, {**self._store.stats(), "adapter": {}})
             self._jobs = Jobs(
                 self._store,
                 primary_kv_view,
                 tokens=self._tokens,
                 groups=len(offloading_spec.config.groups),
+                look=self._count,
                 least_key=self._least_key,
                 recorder=self._recorder,
                 put_wait_s=store.put_timeout_s,
@@ -116,7 +118,6 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         self.out_of_service = ""
         self.lookup_faults = 0
         self.failed_loads = 0
-        self._stats = TierStats(self.stats)
         drive = self._store.stats()["nvme"]
         _LOG.info("tiered-kv serves replica %d from %s: %s", replica, directory, drive)
 
@@ -223,11 +224,13 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         """What has been counted lately, None for nothing new to tell."""
         return self._stats.take()
 
+    def _count(self, idle: bool) -> None:
+        self._stats.look(idle=idle)
+
     def shutdown(self) -> None:
         """Ends the jobs and closes the store."""
         if self._store.closed:
             return
-        self._stats.close()
         self._jobs.close(_SHUTDOWN_S)
         if self._recorder is not None:
             self._recorder.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiered_kv import Namespace
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.channel import Completion
 from tiered_kv.engines._record import Recorder
+from tiered_kv.engines.vllm.tier_metrics import EVERY_S
 from tiered_kv.engines.vllm.tier_requests import Run, Tracked, runs
 
 _LOG = init_logger("vllm.tiered_kv")
@@ -59,6 +61,7 @@ class Jobs:
         view: The primary tier, a row a chunk.
         tokens: Tokens of a chunk.
         groups: Groups of layers.
+        look: What counts, after each batch of jobs; it is told whether none has come.
         least_key: Bytes of the shortest key that is trusted.
         recorder: What writes down the requests, None for nothing.
         put_wait_s: Seconds for which a write may wait for room.
@@ -78,6 +81,7 @@ class Jobs:
         tokens: int,
         groups: int,
         least_key: int,
+        look: Callable[[bool], None],
         recorder: Recorder | None,
         put_wait_s: float,
         load_timeout_s: float,
@@ -86,6 +90,7 @@ class Jobs:
         self._tokens = tokens
         self._groups = groups
         self._least_key = least_key
+        self._look = look
         self._recorder = recorder
         self._put_wait_s = put_wait_s
         self._load_timeout_s = load_timeout_s
@@ -187,8 +192,15 @@ class Jobs:
         del self._region
 
     def _run(self) -> None:
-        while (batch := self._queue.get()) is not None:
-            for call, *given in batch:
+        while True:
+            try:
+                batch = self._queue.get(timeout=EVERY_S)
+            except queue.Empty:
+                batch = []
+            if batch is None:
+                return
+            # The engine computes now: what takes a while is done here and not while it schedules.
+            for call, *given in (*batch, (self._look, not batch)):
                 try:
                     call(*given)
                 except Exception as error:  # noqa: BLE001 - a job not told of stops the engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -15,7 +16,6 @@ from vllm.v1.kv_offload.base import (
     OffloadingHistogramMetadata,
 )
 
-from tiered_kv import TieredKvError
 from tiered_kv.engines.vllm.metrics import (
     BUCKETS_S,
     COUNTERS,
@@ -25,8 +25,10 @@ from tiered_kv.engines.vllm.metrics import (
     Reporter,
 )
 
-_EVERY_S = 1.0
 _RANK = "rank"
+
+EVERY_S = 1.0
+"""Seconds between two counts, and after which nothing more is waited for."""
 
 
 def definitions() -> dict[str, Any]:
@@ -49,19 +51,19 @@ class TierStats:
     """Counts beside the scheduler's thread, which only takes away what is ready.
 
     Args:
-        stats: What the store and the adapter have counted so far, in the form of `stats()`.
+        stats: What the store and the adapter have counted.
+        before: What they had before there was any traffic.
     """
 
-    def __init__(self, stats: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, stats: Callable[[], dict[str, Any]], before: dict[str, Any]) -> None:
         self._stats = stats
-        self._reporter = Reporter(0, stats())
-        # Guards what is ready, and durations that come meanwhile.
+        self._reporter = Reporter(0, before)
+        # Guards what is ready: one thread counts, and another one takes.
         self._lock = threading.Lock()
         self._ready: OffloadingConnectorStats | None = None
         self._took: list[tuple[str, float]] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiered-kv-stats", daemon=True)
-        self._thread.start()
+        self._next_s = 0.0
+        self._told = True
 
     def took(self, name: str, seconds: float) -> None:
         """Notes a duration of one of `HISTOGRAMS`."""
@@ -75,10 +77,18 @@ class TierStats:
             ready, self._ready = self._ready, None
         return ready
 
-    def close(self) -> None:
-        """Ends the counting."""
-        self._end.set()
-        self._thread.join()
+    def look(self, *, idle: bool) -> None:
+        """Counts where that is due.
+
+        Args:
+            idle: Nothing has come for a while, so that what is counted now is all there is.
+        """
+        if not idle:
+            self._told = False
+        if not self._told and (idle or monotonic() >= self._next_s):
+            self._next_s = monotonic() + EVERY_S
+            self._told = idle
+            self.count()
 
     def count(self) -> None:
         """Counts now."""
@@ -100,10 +110,3 @@ class TierStats:
             if self._ready is not None:
                 told = self._ready.aggregate(told)
             self._ready = told
-
-    def _run(self) -> None:
-        while not self._end.wait(_EVERY_S):
-            try:
-                self.count()
-            except TieredKvError:
-                return  # the store is closed
