@@ -216,7 +216,10 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
     # Metrics.
 
     @classmethod
-    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+    def build_metric_definitions(
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003
+    ) -> dict[str, Any]:
         """What `get_stats` tells."""
         return definitions()
 
