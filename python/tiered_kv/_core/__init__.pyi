@@ -37,6 +37,7 @@ from tiered_kv._core._store import StallGate, Store
 
 __all__ = [
     "FORMAT_VERSION",
+    "IS_RELEASE",
     "KEY_BYTES",
     "Attached",
     "AttachedHold",
@@ -81,6 +82,7 @@ __all__ = [
 
 __version__: str
 FORMAT_VERSION: int
+IS_RELEASE: bool
 KEY_BYTES: int
 
 def blake3(buffer: Buffer) -> str:
