@@ -16,7 +16,7 @@ from tiered_kv.blocking import BlockingStore
 from tiered_kv.channel import Completion
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.tier_metrics import EVERY_S
-from tiered_kv.engines.vllm.tier_requests import Run, Tracked, runs
+from tiered_kv.engines.vllm.tier_requests import Run, Tracked, positions, runs
 
 _LOG = init_logger("vllm.tiered_kv")
 
@@ -133,8 +133,7 @@ class Jobs:
 
     def begin_record(self, req_context: Any, ns: Namespace) -> None:
         """Notes a request whose prompt is what is known by now."""
-        known = Tracked.sequence(req_context, self._tokens)
-        self._batch.append((self._begin_record, req_context, known, ns))
+        self._batch.append((self._begin_record, req_context, len(positions(req_context)), ns))
 
     def hand_over(self) -> None:
         """Gives the thread what has come: once a step, since waking it costs more than the rest."""
@@ -271,8 +270,9 @@ class Jobs:
             tokens = len(known) * self._tokens
             self._recorder.end(req_context.req_id, tokens, _packed(known, ns))
 
-    def _begin_record(self, req_context: Any, known: list[bytes], ns: Namespace) -> None:
+    def _begin_record(self, req_context: Any, most: int, ns: Namespace) -> None:
         if self._recorder is not None:
+            known = Tracked.sequence(req_context, self._tokens, most)
             context, tokens = Tracked(req_context).context, len(known) * self._tokens
             self._recorder.begin(req_context.req_id, context, tokens, _packed(known, ns))
 

@@ -98,15 +98,19 @@ class Tracked:
             self._request.finish()
 
     @staticmethod
-    def sequence(req_context: Any, tokens: int) -> list[bytes]:
-        """The keys by vLLM of the chunks of a request's first group, from the first one on."""
-        known = positions(req_context)
-        first = next(iter(known), b"")
-        group = first[-GROUP_BYTES:]
+    def sequence(req_context: Any, tokens: int, most: int | None = None) -> list[bytes]:
+        """The keys by vLLM of the chunks of a request's first group, from the first one on.
+
+        Args:
+            req_context: vLLM's own.
+            tokens: Tokens of a chunk.
+            most: How many of the keys that vLLM knows count; None for all.
+        """
+        # At once: vLLM's thread may add others meanwhile.
+        known = list(positions(req_context).items())[:most]
+        group = known[0][0][-GROUP_BYTES:] if known else b""
         by_end = {
-            end: key
-            for key, end in known.items()
-            if key[-GROUP_BYTES:] == group and not end % tokens
+            end: key for key, end in known if key[-GROUP_BYTES:] == group and not end % tokens
         }
         keys: list[bytes] = []
         while (key := by_end.get((len(keys) + 1) * tokens)) is not None:
@@ -116,7 +120,7 @@ class Tracked:
     def _before(self, first: bytes, end: int) -> bytes | None:
         group = first[-GROUP_BYTES:]
         # The last ones come first: what is stored is mostly what has just been computed.
-        for key in islice(reversed(positions(self.req_context)), _MOST_BEFORE):
+        for key in islice(reversed(list(positions(self.req_context))), _MOST_BEFORE):
             if (
                 key[-GROUP_BYTES:] == group
                 and self.req_context.get_offload_key_position(key) == end
