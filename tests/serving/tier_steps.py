@@ -91,6 +91,15 @@ def control_us() -> float:
     return (time.perf_counter_ns() - begun) / 1000
 
 
+def paced(next_s: float) -> tuple[float, bool]:
+    """Sleeps until a time; returns that time, or now where it has gone by, and whether it has."""
+    left_s = next_s - time.monotonic()
+    if left_s <= 0:
+        return time.monotonic(), True
+    time.sleep(left_s)
+    return next_s, False
+
+
 def run(tier: Row, name: str) -> Row:
     """One round with one tier."""
     driven = Driven(tier, chunks=PRIMARY, chunk_bytes=CHUNK, spec=offloading())
@@ -129,13 +138,8 @@ def run(tier: Row, name: str) -> Row:
             loaded += sum(one is LookupResult.HIT_PENDING for one in found)
         driven.step()
         # The model computes.
-        next_s += STEP_S
-        left_s = next_s - time.monotonic()
-        if left_s > 0:
-            time.sleep(left_s)
-        else:
-            late += 1
-            next_s = time.monotonic()
+        next_s, was_late = paced(next_s + STEP_S)
+        late += was_late
         # What has come of it.
         for keys, context in outputs:
             manager.complete_store(keys, context)
