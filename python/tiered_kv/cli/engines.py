@@ -37,6 +37,14 @@ def engines(
         typer.Option("--dram", help="Host memory of the node. [default: the store's own]"),
     ] = None,
     nvme: Annotated[str, typer.Option("--nvme", help="Room on the drive.")] = "100GiB",
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Directory of the model's files, which LMCache needs named."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--kv-dtype", help="Type of the cache. [default: the model's own]"),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Load the adapters; write, read and verify under --path."),
@@ -49,7 +57,7 @@ def engines(
     """
     from tiered_kv.engines import flags
 
-    rows = flags.engines(path, dram, nvme)
+    rows = flags.engines(path, dram, nvme, model, dtype)
     checked = None
     if check:
         with stdout_to_stderr():  # engines print as they load
