@@ -151,7 +151,11 @@ def check(path: Path, rows: list[Row]) -> Row:
             blocks = _restarted(made)
     except (TieredKvError, OSError) as error:
         return {"verdict": str(error), "blocks": 0, "adapters": adapters}
-    bad = [] if adapters else ["no engine is installed in this environment: run it in the engine's own"]
+    bad = (
+        []
+        if adapters
+        else ["no engine is installed in this environment: run it in the engine's own"]
+    )
     bad += [f"the adapter of {name} {text}" for name, text in adapters.items() if text != "loads"]
     if blocks != _BLOCKS:
         bad.append(f"of {_BLOCKS} blocks {blocks} came back after a restart")

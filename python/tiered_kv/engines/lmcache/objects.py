@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tiered_kv import KvLayout, Namespace, NamespaceSpec, TieredKvError
+from tiered_kv import Hold, KvLayout, Namespace, NamespaceSpec, TieredKvError
+from tiered_kv._core import KEY_BYTES
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.lmcache.options import Options
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _ENGINE = "lmcache"
 _SMALLEST = 4096
 _TEST_BYTES = 64 << 10
+# Tiers of a lookup in which a get finds a block: dram, nvme, loading.
+_THERE = frozenset({1, 3, 254})
 _CALLS = 1 << 16
 """Calls that may be under way: each is an object or more of LMCache's own memory."""
 
@@ -199,11 +202,44 @@ class Objects:
         try:
             for _, ns in self._known():
                 packed = ns.keys_from_opaque([key.encode() for key in keys])
-                flags = self._store.lookup(ns, packed, "each").flags
-                found = [old or bool(new) for old, new in zip(found, flags, strict=True)]
+                tiers = self._store.lookup(ns, packed, "each").tiers
+                found = [old or new in _THERE for old, new in zip(found, tiers, strict=True)]
         except (TieredKvError, ValueError) as error:
             self._fault("exists", error)
         return found
+
+    def hold(self, keys: Sequence[str], ttl: float) -> list[list[Hold]]:
+        """Keeps objects on whatever tier they are, as between a lookup and its load.
+
+        Args:
+            keys: LMCache's keys.
+            ttl: Seconds that a hold lasts at most.
+
+        Returns:
+            The holds of each object, none of one that is not there.
+        """
+        holds: list[list[Hold]] = [[] for _ in keys]
+        try:
+            for _, ns in self._known():
+                packed = ns.keys_from_opaque([key.encode() for key in keys])
+                tiers = self._store.lookup(ns, packed, "each").tiers
+                for place, tier in enumerate(tiers):
+                    if tier in _THERE:
+                        key = packed[place * KEY_BYTES : (place + 1) * KEY_BYTES]
+                        holds[place].append(self._store.hold(ns, key, ttl))
+        except (TieredKvError, ValueError) as error:
+            self._fault("exists", error)
+        return holds
+
+    def kind_of(self, key: str) -> Kind | None:
+        """What an object is that is there; of several kinds, any."""
+        try:
+            for kind, ns in self._known():
+                if self._store.contains(ns, ns.keys_from_opaque([key.encode()])):
+                    return kind
+        except (TieredKvError, ValueError) as error:
+            self._fault("exists", error)
+        return None
 
     def status(self) -> dict[str, Any]:
         """State of the store, for an operator."""

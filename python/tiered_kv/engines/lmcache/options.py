@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,12 @@ class Options:
     """The adapter's own options, and those of its store.
 
     Attributes:
+        path: Directory on the drive.
         namespace: What LMCache's keys do not tell: model, revision of the weights, dtype.
         store: The configuration of the store.
     """
 
+    path: Path
     namespace: str
     store: StoreConfig
 
@@ -57,7 +58,7 @@ class Options:
             raise _wrong(text)
         namespace = _namespace(params.get("namespace"), path)
         store = {name: params[name] for name in params if name in _PASSED_ON}
-        return cls(namespace, StoreConfig.from_dict({**store, "nvme_paths": [path]}))
+        return cls(Path(path), namespace, StoreConfig.from_dict({**store, "nvme_paths": [path]}))
 
     def make_directory(self) -> None:
         """Makes the store's directory, nobody else's to read.
@@ -65,8 +66,7 @@ class Options:
         Raises:
             OSError: It cannot be made.
         """
-        for path in self.store.nvme_paths:
-            Path(os.fspath(path)).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _namespace(value: object, path: str) -> str:
