@@ -1,7 +1,7 @@
 """Runs `lmcache bench l2` in LMCache's environment, as often as it is told on stdin.
 
-A line of stdin is the arguments as a JSON list; a line of stdout says what each phase took. Starting
-LMCache takes ten times as long as to measure it, so that one process does all. The phases are
+A line of stdin is the arguments as a JSON list; a line of stdout says what each phase took. LMCache
+takes ten times as long to start as to be measured, so that one process does all. The phases are
 LMCache's own functions, around which the bytes are read that the kernel counts for this process.
 """
 

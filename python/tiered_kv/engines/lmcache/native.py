@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class TieredKVNativePlugin:
     """The store behind LMCache's interface for connectors written in C++.
 
-    Buffers are LMCache's; the drives read into them where they are at addresses that are multiples
-    of 4,096. No `submit_*` waits or raises.
+    Buffers are LMCache's, and nobody touches them once their batch has ended. No `submit_*` waits
+    or raises.
 
     Args:
-        **params: `adapter_params` of the flag: `path`, `namespace`, and fields of `StoreConfig`.
+        **params: `adapter_params` of the flag; see `tiered_kv.engines.lmcache.options.Options`.
 
     Raises:
         ConfigError: One is missing, unknown or wrong; the message names it.

@@ -115,6 +115,7 @@ class Objects:
 
     def __init__(self, options: Options) -> None:
         self._namespace = options.namespace
+        self._direct = options.direct_reads
         options.make_directory()
         self._store = BlockingStore.open(options.store)
         try:
@@ -340,7 +341,8 @@ class Objects:
             packed = ns.keys_from_opaque([keys[place].encode() for place in places])
             some = [buffers[place] for place in places]
             if batch.do == "get":
-                call = self._channel.submit_get_into(ns, packed, self._store.lend(some))
+                into = self._store.lend(some) if self._direct else some
+                call = self._channel.submit_get_into(ns, packed, into)
             else:
                 call = self._channel.submit_put(ns, packed, some, chain=False, wait=self._wait_s)
             self._begun(call, number, batch, places)

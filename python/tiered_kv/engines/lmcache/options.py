@@ -14,7 +14,7 @@ PLACEHOLDER = "MODEL/WEIGHTS/DTYPE"
 
 _OURS = frozenset({"nvme_paths"})
 _PASSED_ON = frozenset(field.name for field in dataclasses.fields(StoreConfig)) - _OURS
-_HERE = frozenset({"path", "namespace"})
+_HERE = frozenset({"path", "namespace", "direct_reads"})
 _MOST_NAMESPACE = 1024
 
 
@@ -25,11 +25,15 @@ class Options:
     Attributes:
         path: Directory on the drive.
         namespace: What LMCache's keys do not tell: model, revision of the weights, dtype.
+        direct_reads: Whether drives read into LMCache's own memory. A copy through the store's is
+            quicker where that memory is of small pages, and lets a load end in time on a drive that
+            stalls.
         store: The configuration of the store.
     """
 
     path: Path
     namespace: str
+    direct_reads: bool
     store: StoreConfig
 
     @classmethod
@@ -57,8 +61,12 @@ class Options:
             )
             raise _wrong(text)
         namespace = _namespace(params.get("namespace"), path)
+        direct = params.get("direct_reads", False)
+        if not isinstance(direct, bool):
+            raise _wrong(f"`direct_reads` is {direct!r}: give true or false")
         store = {name: params[name] for name in params if name in _PASSED_ON}
-        return cls(Path(path), namespace, StoreConfig.from_dict({**store, "nvme_paths": [path]}))
+        filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
+        return cls(Path(path), namespace, direct, filled)
 
     def make_directory(self) -> None:
         """Makes the store's directory, nobody else's to read.
