@@ -27,6 +27,7 @@ from lmcache.v1.memory_management import (
 from lmcache.v1.platform import consume_fd
 from lmcache.v1.storage_backend.connector import ConnectorManager
 
+from tiered_kv import TieredKvError
 from tiered_kv.engines import flags
 
 N = 8
@@ -155,9 +156,7 @@ def l2_adapter(path: Path) -> dict[str, Any]:
     listed = {entry.key.chunk_hash_hex for entry in (*page.entries, *rest.entries)}
     found["listed"] = [len(page.entries), len(rest.entries), len(listed), rest.next_page_token]
     found["of_another_model"] = len(adapter.list_l2_keys(model_name="x").entries)
-    usage = adapter.get_usage()
-    found["used"] = usage.total_bytes_used > 0
-    found["by_salt"] = dict(usage.bytes_by_cache_salt)
+    found["by_salt"] = dict(adapter.get_usage().bytes_by_cache_salt)
     adapter.delete(keys()[:3])
     found["after_delete"] = lookup(adapter, keys())
     adapter.submit_unlock(keys())
@@ -169,6 +168,7 @@ def l2_adapter(path: Path) -> dict[str, Any]:
     found["after_restart"] = lookup(again, keys())
     into = objects(torch.bfloat16, None)
     found["loaded_after_restart"] = load(again, keys(), into)
+    found["used_after_restart"] = again.get_usage().total_bytes_used
     again.close()
     other = opened(path, namespace=OTHER)
     found["of_other_weights"] = lookup(other, keys())
@@ -264,7 +264,7 @@ def connector(path: Path) -> dict[str, Any]:
     found["released"] = memory.released
     try:
         made(path, loop, memory, namespace=None)
-    except Exception as error:  # LMCache's own are of any class
+    except TieredKvError as error:
         found["refused"] = str(error)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
