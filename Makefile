@@ -30,6 +30,9 @@ BASE := $(STAMPS)/base
 DEMO := $(STAMPS)/demo
 CORE := $(STAMPS)/core
 EXTENSION := python/tiered_kv/_core.abi3.so
+# What is measured is what ships: the wheel, installed beside the editable package.
+RELEASE := build/release/.stamp
+AS_SHIPPED := PYTHONPATH=$(CURDIR)/build/release
 # Not in .venv: an engine has versions of its own of what we use too.
 VLLM_BIN := build/engines/vllm/bin
 VLLM := build/engines/vllm/.stamp
@@ -200,11 +203,12 @@ lint-outside:
 		-- -D warnings
 
 # The profile of the core itself: what is measured is what is used, and nothing is built twice.
-bench: $(CORE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
+bench: $(RELEASE) ## Measure against memcpy, fio and empty calls; then the parts. Never a test.
 	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
-	cd benches && ../$(BIN)/python -m limits $(BENCH_ARGS) --report ../build/reports/bench.json
-	$(PYO3_ENV) cargo bench --locked --profile dev --bench store $(CARGO_ARGS)
-	$(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
+	cd benches && $(AS_SHIPPED) ../$(BIN)/python -m limits $(BENCH_ARGS) \
+		--report ../build/reports/bench.json
+	cargo bench --locked --bench store $(CARGO_ARGS)
+	$(AS_SHIPPED) $(BIN)/python -m pytest --benchmark-enable -s benches $(PYTEST_ARGS)
 
 paper-figures: $(CORE) ## Run the commands of docs/paper-figures.md and write what they print.
 	$(BIN)/python tests/support/paper_figures.py docs/paper-figures.md
@@ -280,6 +284,12 @@ $(DEMO): $(BASE) requirements/demo.txt requirements/demo-model.txt
 # Editable: the module lands beside its Python sources. A missing one is built again.
 $(CORE): $(BASE) $(RUST_INPUTS) $(if $(wildcard $(EXTENSION)),,FORCE)
 	$(BIN)/maturin develop --uv --locked --profile dev
+	@touch $@
+
+$(RELEASE): $(BASE) $(RUST_INPUTS) $(shell find python -name '*.py' -o -name '*.pyi')
+	rm -rf build/wheels build/release
+	$(BIN)/maturin build --quiet --locked --release --out build/wheels
+	$(UV_INSTALL) --no-deps --target build/release build/wheels/*.whl
 	@touch $@
 
 FORCE:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tiered_kv import _core
 
 from . import calls, copies, drive, opening, policy
-from ._rows import Row, show, write
+from ._rows import Row, progress, show, write
 
 PARTS = ("copies", "calls", "drive", "opening", "policy")
 
@@ -26,6 +26,7 @@ def machine() -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "io_uring": _core.probe_io_uring()[0],
+        "build": "release" if _core.IS_RELEASE else "development",
     }
 
 
@@ -52,6 +53,8 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="a directory on the drive to measure")
     parser.add_argument("--report", type=Path, default=Path("build/reports/bench.json"))
     args = parser.parse_args()
+    if not _core.IS_RELEASE:
+        progress("a development build, which checks more than what ships: use `make bench`")
     rows = []
     for part in args.parts or PARTS:
         rows += run(part, args.rounds, args.dir)

@@ -21,8 +21,8 @@ CAPACITY = 2.0
 
 def table(rounds: int) -> list[Row]:
     """A store's table of very many blocks, beside the order of use."""
-    command = ["cargo", "bench", "--locked", "--profile", "dev", "-q"]
-    command += ["-p", "tiered-kv-policy", "--bench", "table", "--", str(BLOCKS)]
+    command = ["cargo", "bench", "--locked", "-q", "-p", "tiered-kv-policy"]
+    command += ["--bench", "table", "--", str(BLOCKS)]
     found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for number in range(rounds):
         progress(f"a table of {BLOCKS} blocks, {number + 1} of {rounds}")

@@ -4,6 +4,7 @@ committed: blocks that the store had reported durable. expected: those of them t
 evicted, lost to a fault or deleted since. found: those of the expected that are there, with the
 very bytes.
 resurrected: blocks that are there although a durable delete took them.
+unread: blocks that are known and could not be read, none of them expected; unread_for says why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,7 @@ class Totals:
             ("rounds", "committed", "expected", "found", "resurrected", "wrong", "orphan_bytes"), 0
         )
         self.sums |= dict.fromkeys(("unread", "over_quota", "audit_faults", "damaged_headers"), 0)
+        self.unread: Counter[str] = Counter()
         self.recover_s: list[float] = []
         self.open_s: list[float] = []
 
@@ -190,12 +193,14 @@ class Totals:
             "damaged_headers": seen["damaged_headers"],
         }.items():
             self.sums[name] += value
+        self.unread.update(seen["unread"].values())
         self.recover_s.append(seen["recover_s"])
         self.open_s.append(seen["open_s"])
 
     def report(self) -> dict[str, Any]:
         """What is printed."""
         return self.sums | {
+            "unread_for": dict(self.unread),
             "recovery_s": round(statistics.median(self.recover_s), 6),
             "recovery_s_max": round(max(self.recover_s), 6),
             "open_s": round(statistics.median(self.open_s), 6),

@@ -36,6 +36,7 @@ from tiered_kv._core._store import StallGate, Store
 
 __all__ = [
     "FORMAT_VERSION",
+    "IS_RELEASE",
     "KEY_BYTES",
     "Attached",
     "AttachedHold",
@@ -79,6 +80,7 @@ __all__ = [
 
 __version__: str
 FORMAT_VERSION: int
+IS_RELEASE: bool
 KEY_BYTES: int
 
 def blake3(buffer: Buffer) -> str:

@@ -15,7 +15,8 @@ def _collect() -> dict[str, object]:
 
     found: dict[str, object] = {
         "version": _core.__version__,
-        "format_version": getattr(_core, "FORMAT_VERSION", None),
+        "build": "release" if _core.IS_RELEASE else "development",
+        "format_version": _core.FORMAT_VERSION,
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "platform": platform.platform(),

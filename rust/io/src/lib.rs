@@ -19,6 +19,8 @@ mod disk;
 mod engine;
 mod fork;
 mod join;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod mapping;
 mod memdisk;
 mod memory;

@@ -39,6 +39,7 @@ use pyo3::prelude::*;
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("FORMAT_VERSION", tiered_kv::FORMAT_VERSION)?;
+    m.add("IS_RELEASE", !cfg!(debug_assertions))?;
     m.add("KEY_BYTES", tiered_kv::KEY_BYTES)?;
     m.add_function(wrap_pyfunction!(config::default_config, m)?)?;
     m.add_function(wrap_pyfunction!(config::parse_config, m)?)?;
