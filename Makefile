@@ -228,9 +228,9 @@ acceptance-engines: $(CORE) $(VLLM) $(DEMO) ## Serve the demo model by vLLM, and
 	cd tests && $(TEST_ENV) ../$(BIN)/python -m serving.acceptance $(BENCH_ARGS) \
 		--report ../build/reports/engines.json
 
-bench-lmcache: $(CORE) $(LMCACHE) ## Measure `lmcache bench l2` with the store, and without it.
+bench-lmcache: $(RELEASE) $(LMCACHE) ## Measure `lmcache bench l2` with the store, and without it.
 	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
-	$(BIN)/python -m benches.lmcache $(BENCH_ARGS) --report build/reports/lmcache.json
+	$(AS_SHIPPED) $(BIN)/python -m benches.lmcache $(BENCH_ARGS) --report build/reports/lmcache.json
 
 $(VLLM): requirements/vllm.txt $(BASE)
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/engines/vllm
@@ -260,7 +260,8 @@ lock: $(BASE) ## Resolve the Python dependencies again into requirements/.
 		--no-header --override requirements/vllm-overrides.txt requirements/vllm.in \
 		-o requirements/vllm.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes \
-		--no-header requirements/lmcache.in -o requirements/lmcache.txt
+		--no-header --override requirements/vllm-overrides.txt requirements/lmcache.in \
+		-o requirements/lmcache.txt
 
 clean: ## Remove .venv and everything built.
 	rm -rf $(VENV) build dist target $(EXTENSION)

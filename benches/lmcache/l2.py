@@ -15,8 +15,12 @@ from typing import Any
 from benches.limits._rows import Row, at_least, compare, progress
 from benches.limits.drive import SIZES, VOLUME, Fio
 
+import tiered_kv
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / "build/engines/lmcache/bin/python"
+OURS = Path(tiered_kv.__file__).parents[1]
+"""The package that is measured: the one that this process has."""
 LABELS = ("1 MiB", "4 MiB")
 ROUND_BYTES = 64 << 20
 """Bytes of one submission; a run makes one that does not count, then `ROUNDS`."""
@@ -70,7 +74,7 @@ class LMCache:
     def __init__(self) -> None:
         if not PYTHON.exists():
             raise SystemExit("bench: LMCache is not installed: run `make engines`")
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": str(OURS), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [str(PYTHON), str(Path(__file__).with_name("_inside.py"))],
             stdin=subprocess.PIPE,
