@@ -69,7 +69,7 @@ def vllm(model: Path, port: int, log: Path) -> Iterator[Server]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
-    args = ["--kv-transfer-config", json.dumps(transfer), "--disable-hybrid-kv-cache-manager"]
+    args = ["--kv-transfer-config", json.dumps(transfer), "--skip-tokenizer-init"]
     server = Server(jobs.lmcache_python(), model, log, args, {"PYTHONHASHSEED": "0"})
     try:
         yield server
