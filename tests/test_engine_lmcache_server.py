@@ -44,7 +44,8 @@ def lmcache(path: Path, model: Path, log: Path) -> Iterator[int]:
     command += ["--l2-adapter", json.dumps(rows["lmcache"]["config"])]
     command += ["--host", "127.0.0.1", "--port", str(port), "--http-port", str(free_port())]
     command += ["--chunk-size", str(CHUNK), "--l1-size-gb", "0.25", "--eviction-policy", "LRU"]
-    command += ["--disable-observability"]
+    # On a CPU the engine moves the bytes, through shared memory.
+    command += ["--disable-observability", "--supported-transfer-mode", "auto"]
     with log.open("ab") as file:
         process = subprocess.Popen(command, env=jobs.environment(), stdout=file, stderr=file)
     try:
