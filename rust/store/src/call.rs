@@ -1,5 +1,6 @@
 //! Calls in progress: the caller's memory while the core uses it, and how a call ends.
 
+use crate::driver::Asked;
 use crate::machine::{FlushReport, Outcome, PutStatus};
 use crate::owner::InFlight;
 use std::any::Any;
@@ -77,12 +78,14 @@ pub(crate) struct Call {
     pub(crate) buffers: WriteBufs,
     /// The handle that it was made through, until the caller has been told of its end.
     pub(crate) in_flight: Option<InFlight>,
+    /// What it asks for, from its begin on.
+    pub(crate) asked: Option<Asked>,
 }
 
 impl Call {
     /// A call that uses no memory of the caller's.
     pub(crate) fn plain(reply: Reply) -> Self {
-        Self { reply, source: None, buffers: Vec::new(), in_flight: None }
+        Self { reply, source: None, buffers: Vec::new(), in_flight: None, asked: None }
     }
 }
 

@@ -3,6 +3,7 @@
 //! A caller's thread, an I/O thread, a copy thread or the timer brings events, holds the lock for
 //! the microseconds of one step, and carries the commands out after it has let go.
 
+mod failed;
 mod learn;
 mod queue;
 
@@ -16,14 +17,16 @@ use crate::owner::Calls;
 use crate::record::Recorder;
 use crate::resident::{Filling, LeaseBudget, Resident};
 use crate::stats::FastCounters;
+pub(crate) use failed::Asked;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 pub(crate) use queue::ACCESS_QUEUE;
 use queue::AccessQueue;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use tiered_kv_io::{Clock, Nanos, Origin, RegionSlot, Running, WorkerPool};
 
 /// Copies up to this many bytes run on the caller's thread.
@@ -106,6 +109,7 @@ pub(crate) struct Core {
     running: Running,
     closed: AtomicBool,
     stopped: AtomicBool,
+    failure: OnceLock<String>,
 }
 
 /// What is left to do after the lock is let go.
@@ -170,6 +174,7 @@ impl Core {
             running: Running::begin(),
             closed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            failure: OnceLock::new(),
         }
     }
 
@@ -193,12 +198,18 @@ impl Core {
     }
 
     /// Begins a call.
-    pub(crate) fn submit(self: &Arc<Self>, call: Call, event: impl FnOnce(OpId) -> Event) -> OpId {
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        mut call: Call,
+        event: impl FnOnce(OpId) -> Event,
+    ) -> OpId {
         let mut state = self.state.lock();
         let op = OpId(state.next_op);
         state.next_op += 1;
+        let event = event(op);
+        call.asked = Asked::of(&event);
         state.calls.insert(op, call);
-        let work = self.step(&mut state, [event(op)]);
+        let work = self.step(&mut state, [event]);
         drop(state);
         self.carry_out(work);
         op
@@ -231,17 +242,28 @@ impl Core {
     }
 
     fn step(&self, state: &mut State, events: impl IntoIterator<Item = Event>) -> Work {
+        let mut work = Work::default();
+        if self.failure().is_some() {
+            self.give_up(state, &mut work);
+            return work;
+        }
+        let decide = AssertUnwindSafe(|| self.decide(state, events, &mut work));
+        match catch_unwind(decide) {
+            Ok(()) => work,
+            Err(panic) => self.fail(state, work, &*panic),
+        }
+    }
+
+    fn decide(&self, state: &mut State, events: impl IntoIterator<Item = Event>, work: &mut Work) {
         let State { machine, commands, events: file, .. } = state;
         machine.step(self.now(), events, commands);
         if let Some(file) = file {
             file.catch_up(machine);
         }
         self.arm(machine.next_deadline());
-        let mut work = Work::default();
         for command in std::mem::take(commands) {
-            sort_command(state, command, &mut work);
+            sort_command(state, command, work);
         }
-        work
     }
 
     fn carry_out(self: &Arc<Self>, work: Work) {
@@ -252,7 +274,7 @@ impl Core {
             self.io[usize::from(drive)].load_into(self, loads);
         }
         self.copy(work.copies);
-        for (Call { reply, source, buffers, in_flight }, outcome) in work.done {
+        for (Call { reply, source, buffers, in_flight, .. }, outcome) in work.done {
             let _calling = InCaller::enter();
             // The caller's own, like the rest: not dropped under the lock, and before it is told.
             drop(source);

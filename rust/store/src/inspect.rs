@@ -92,7 +92,7 @@ impl Owner {
         let conditions = self.core.with_machine(|m| m.drive_conditions());
         let regions = self.regions.report();
         Health {
-            open: !self.core.is_closed(),
+            open: !self.core.is_closed() && self.core.failure().is_none(),
             backend: self.core.io.first().map_or("none", |io| io.backend()).to_owned(),
             backend_reason: self.core.io.first().map(|io| io.describe()).unwrap_or_default(),
             direct: disk.is_some_and(|d| d.is_direct()),
@@ -115,6 +115,12 @@ impl Owner {
         let counter =
             |name: &str| stats.counters.iter().find(|(n, _)| *n == name).map_or(0, |c| c.1);
         let mut warnings = Vec::new();
+        if let Some(panic) = self.core.failure() {
+            warnings.push(format!(
+                "the store has failed and serves nothing ({panic}): close it and open it again; \
+                 what was durable is kept"
+            ));
+        }
         let lost = self.lost.len();
         if lost > 0 {
             warnings.push(format!("{lost} drives are lost: what they hold is misses"));

@@ -135,8 +135,11 @@ impl Owner {
         self.core.stop();
         let left = deadline.saturating_sub(self.core.clock.now());
         self.core.end_recording(Duration::from_nanos(left));
-        policy::save(&self.drives, &self.core);
-        self.write_checkpoints();
+        // Of a core that has failed nobody knows what it holds: the next open reads the tables.
+        if self.core.failure().is_none() {
+            policy::save(&self.drives, &self.core);
+            self.write_checkpoints();
+        }
         self.names.finish();
         for drive in &self.drives {
             drive.unlock();

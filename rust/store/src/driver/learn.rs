@@ -46,7 +46,7 @@ impl Core {
     /// Lets the policy take in what was accessed up to now, a little at a time. What ends meanwhile
     /// is told at once, and the record's file is another thread's.
     pub(crate) fn learn(self: &Arc<Self>) {
-        if self.is_forked() {
+        if self.is_forked() || self.failure().is_some() {
             return;
         }
         // Before they are counted: what comes later calls again.

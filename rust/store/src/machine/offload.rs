@@ -99,6 +99,11 @@ impl Machine {
         self.drives.iter().any(|d| d.is_writable())
     }
 
+    /// Blocks that are to become durable and are not yet.
+    pub(crate) fn blocks_waiting(&self) -> u64 {
+        self.dirty.len() as u64
+    }
+
     /// Whether nothing is on its way to a drive.
     pub(super) fn drives_idle(&self) -> bool {
         let idle = self.groups.under_way.is_empty() && self.journal.is_idle();
