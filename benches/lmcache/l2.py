@@ -158,11 +158,7 @@ def rows(lmcache: LMCache, label: str, rounds: int, where: Path | None = None) -
                 limits[phase].append(fio.run(do, SIZES[label], "io_uring"))
     for side in sides:
         del side.runs[0]
-    return [
-        row
-        for phase in PHASES
-        for row in of_phase(label, phase, sides, limits[phase][1:])
-    ]  # fmt: skip
+    return [row for phase in PHASES for row in of_phase(label, phase, sides, limits[phase][1:])]
 
 
 def of_phase(label: str, phase: str, sides: list[Side], fio: list[float]) -> list[Row]:

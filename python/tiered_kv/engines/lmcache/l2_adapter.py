@@ -37,9 +37,8 @@ _LOOKED_AT = 2
 
 def key_text(key: ObjectKey) -> str:
     """The key as the native plugin sees it."""
-    text = (
-        f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:x}@{key.chunk_hash.hex()}"
-    )  # fmt: skip
+    place = f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:x}"
+    text = f"{place}@{key.chunk_hash.hex()}"
     return f"{text}@{key.cache_salt}" if key.cache_salt else text
 
 

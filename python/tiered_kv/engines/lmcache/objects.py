@@ -183,11 +183,9 @@ class Objects:
                     continue
                 batch = self._batches[call.batch]
                 for index, place in enumerate(call.places):
-                    did = end.done(index)
-                    batch.done[place] = (
-                        batch.done[place] and did if batch.do == "delete"
-                        else batch.done[place] or did
-                    )  # fmt: skip
+                    both = (batch.done[place], end.done(index))
+                    # Of several kinds: one that is there is enough, and all have to be gone.
+                    batch.done[place] = all(both) if batch.do == "delete" else any(both)
                 if not end.ok and not batch.error:
                     batch.error = f"{batch.do}: not done for all objects"
                 batch.left -= 1
@@ -337,6 +335,8 @@ class Objects:
         for place, kind in enumerate(of):
             groups.setdefault(kind, []).append(place)
         for kind, places in groups.items():
+            if batch.do == "get" and kind not in self._kinds:
+                continue  # nothing of it was ever stored
             ns = self._of(kind)
             packed = ns.keys_from_opaque([keys[place].encode() for place in places])
             some = [buffers[place] for place in places]
