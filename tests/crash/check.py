@@ -23,6 +23,8 @@ KNOWN_FILES = {
     "attach.sock",
     "namespaces.json",
     "learned.tkv",
+    # Of the store that is open here: what a crash had left of it was removed by the open.
+    ".tmp-namespaces.json",
 }
 PAGE_BYTES = 4096
 
