@@ -24,6 +24,7 @@ from tiered_kv import ConfigError, IoFaultError, TieredKvError
 from tiered_kv.engines import flags
 from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.lmcache import TieredKVNativePlugin, objects
+from tiered_kv.engines.lmcache.flags import named
 from tiered_kv.engines.lmcache.options import PLACEHOLDER, Options
 
 SIZE = 64 << 10
@@ -389,8 +390,8 @@ def test_a_store_whose_test_fails_does_not_serve(
             def __getattr__(self, name: str) -> Any:
                 return getattr(store, name)
 
-            def get(self, ns: Any, keys: bytes, **options: Any) -> Any:
-                return store.get(ns, keys[32:] + keys[:32], **options)
+            def get_into(self, ns: Any, keys: bytes, *args: Any, **options: Any) -> Any:
+                return store.get_into(ns, keys[32:] + keys[:32], *args, **options)
 
         false: Any = Lying()
         self_test(false, size)
@@ -455,13 +456,13 @@ def test_the_namespace_changes_with_weights_configuration_and_dtype(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = [
-        flags.named(model(tmp_path / "m")),
-        flags.named(model(tmp_path / "m", dtype="float32")),
-        flags.named(model(tmp_path / "m"), "fp8"),
-        flags.named(model(tmp_path / "m", weights=b"other weights")),
+        named(model(tmp_path / "m")),
+        named(model(tmp_path / "m", dtype="float32")),
+        named(model(tmp_path / "m"), "fp8"),
+        named(model(tmp_path / "m", weights=b"other weights")),
     ]
     assert len(set(names)) == len(names)
-    assert flags.named(model(tmp_path / "m")) == names[0]
+    assert named(model(tmp_path / "m")) == names[0]
     (tmp_path / "m/model.safetensors").unlink()
     with pytest.raises(ConfigError, match="no weight files"):
-        flags.named(tmp_path / "m")
+        named(tmp_path / "m")

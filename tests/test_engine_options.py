@@ -12,7 +12,7 @@ from tiered_kv import ConfigError, IoFaultError
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines import flags
 from tiered_kv.engines._self_test import self_test
-from tiered_kv.engines.vllm.options import Options
+from tiered_kv.engines.vllm.options import Options, TierOptions
 
 GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capacity": "256MiB"}
 
@@ -40,6 +40,31 @@ GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capaci
 def test_a_wrong_option_is_named(change: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"`?{named}"):
         Options.parse({**GOOD, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"path": None}, "path"),
+        ({"weak_hash": 1}, "weak_hash"),
+        ({"namespace": 7}, "namespace"),
+        ({"lora": "by_name"}, "lora"),
+        ({"locality": "there"}, "locality"),
+        ({"root_dir": "/mnt/kv"}, "root_dir"),
+    ],
+)
+def test_a_wrong_option_of_the_tier_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"secondary_tiers: `{named}`"):
+        TierOptions.parse({**GOOD, **change})
+
+
+def test_the_tier_has_no_memory_of_its_own_but_where_it_is_given_some(tmp_path: Path) -> None:
+    plain = TierOptions.parse({"path": str(tmp_path), "nvme_capacity": "8GiB"})
+    made = plain.make_directory(1, None)
+    assert made == tmp_path / "dp1"
+    config = plain.store_config(made, 2)
+    assert (config.dram_capacity, config.nvme_capacity) == (0, 4 << 30)
+    assert TierOptions.parse({**GOOD, "path": str(tmp_path)}).store["dram_capacity"] == "256MiB"
 
 
 def test_each_rank_has_its_directory_and_its_share(tmp_path: Path) -> None:
@@ -74,8 +99,8 @@ class Lying:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def get(self, ns: Any, keys: bytes, **options: Any) -> Any:
-        return self._store.get(ns, keys[32:] + keys[:32], **options)
+    def get_into(self, ns: Any, keys: bytes, buffers: Any, **options: Any) -> Any:
+        return self._store.get_into(ns, keys[32:] + keys[:32], buffers, **options)
 
 
 def test_case_20_a_store_that_gives_back_other_bytes_does_not_serve(tmp_path: Path) -> None:

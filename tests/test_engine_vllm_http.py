@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,8 +44,10 @@ def test_the_page_shows_the_flag_that_the_command_prints(
 ) -> None:
     told = next(line for line in shown("tiered-kv engines") if "--check" not in line)
     assert cli.main(shlex.split(told)[1:]) == ExitCode.OK
-    (serve,) = shown("vllm serve")
-    assert serve.removeprefix("vllm serve MODEL ") in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for serve in shown("vllm serve"):
+        assert serve.removeprefix("vllm serve MODEL ") in printed
+    assert len(shown("vllm serve")) == 2
 
 
 @pytest.mark.engine
@@ -103,7 +106,7 @@ def test_a_check_that_fails_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFi
 
 def started(python: Path, model: Path, path: Path, log: Path) -> Server:
     """A server with the flag as the page shows it."""
-    (command,) = shown("vllm serve")
+    command = next(one for one in shown("vllm serve") if "TieredKVConnector" in one)
     args = arguments(command.replace("serve MODEL", ""), path)
     return Server(python, model, log, [*args, "--skip-tokenizer-init", "--max-model-len", "1024"])
 
@@ -165,3 +168,40 @@ def test_the_page_starts_a_server_that_uses_the_store(
     servers.append(started(python, model, path, tmp_path / "second.log"))
     assert complete(servers[0]) == cold
     assert servers[0].external() == whole
+
+
+def started_with_the_tier(python: Path, model: Path, path: Path, log: Path) -> Server:
+    """The same with the flag of the tier, as the page changes it for CPUs."""
+    command = next(one for one in shown("vllm serve") if "OffloadingConnector" in one)
+    on_cpus = re.search(r'`("spec_name": "CpuTieringSpec", [^`]*)`', DOCS.read_text("utf-8"))
+    assert on_cpus is not None
+    small = command.replace('"spec_name": "TieringOffloadingSpec"', on_cpus[1])
+    args = arguments(small.replace("serve MODEL", "").replace(str(16 << 30), str(64 << 20)), path)
+    return Server(python, model, log, [*args, "--skip-tokenizer-init", "--max-model-len", "1024"])
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_page_starts_a_server_that_uses_the_tier(
+    python: Path, model: Path, tmp_path: Path, servers: list[Server]
+) -> None:
+    path, whole = tmp_path / "kv", len(PROMPT) // BLOCK * BLOCK
+    servers.append(started_with_the_tier(python, model, path, tmp_path / "first.log"))
+    cold = complete(servers[0])
+    servers.pop().stop()
+
+    servers.append(started_with_the_tier(python, model, path, tmp_path / "second.log"))
+    assert complete(servers[0]) == cold
+    assert servers[0].external() == whole
+    time.sleep(1.5)  # what is counted is told in the step after
+    servers[0].complete(PROMPT[:BLOCK], 1, detokenize=False)
+    assert servers[0].metric(f"{METRICS}hits_total", tier="nvme") == whole // BLOCK
+    # Deleted for good, of this process and the next one.
+    servers[0].reset(external=True)
+    assert complete(servers[0]) == cold
+    assert servers[0].external() == whole
+    servers.pop().stop()
+
+    servers.append(started_with_the_tier(python, model, path, tmp_path / "third.log"))
+    assert complete(servers[0]) == cold
+    assert servers[0].external() == 0

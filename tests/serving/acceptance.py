@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -63,6 +64,12 @@ class Bench:
         config = jobs.transfer(path, nvme_capacity=nvme, dram_capacity=dram, **fields)
         return ["--kv-transfer-config", json.dumps(config)]
 
+    def tier(self, name: str, nvme: str = "4GiB", **fields: Any) -> list[str]:
+        """The flag of a secondary tier of this name, below 1 GiB of host memory."""
+        entry = {"type": "TieredKV", "module_path": "tiered_kv.engines.vllm"}
+        entry |= {"path": str(self.scratch / name), "nvme_capacity": nvme, **fields}
+        return peers.tiering(entry)
+
     @contextmanager
     def server(
         self,
@@ -80,48 +87,82 @@ class Bench:
             server.stop()
 
 
-def conversation(bench: Bench) -> Row:
+class Talk:
     """Five turns behind a document, and a second session on it; the engine's own cache emptied."""
 
-    def told(server: Server) -> tuple[list[Answer], list[int], list[int]]:
-        document = server.tokens(DOCUMENT.read_text("utf-8"))[:DOCUMENT_TOKENS]
-        questions = [server.tokens(f"\n\nQuestion: {one}\nAnswer:") for one in QUESTIONS]
-        history = list(document)
-        answers, external, lengths = [], [], []
-        for question in questions:
-            history += question
-            before = server.external()
-            server.reset()
-            answers.append(server.complete(history, ANSWER))
-            external.append(server.external() - before)
-            lengths.append(len(history))
-            history += answers[-1].tokens
-        server.reset()
-        before = server.external()
-        answers.append(server.complete([*document, *questions[1]], ANSWER))
-        external.append(server.external() - before)
-        return answers, external, lengths
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.external: list[int] = []
+        self.lengths: list[int] = []
+        self._history: list[int] = []
 
+    def ask(self, server: Server, questions: Sequence[str]) -> None:
+        """The next turns."""
+        if not self._history:
+            self._history = server.tokens(DOCUMENT.read_text("utf-8"))[:DOCUMENT_TOKENS]
+        for question in questions:
+            self._history += server.tokens(f"\n\nQuestion: {question}\nAnswer:")
+            self.lengths.append(len(self._history))
+            self._history += self._answered(server, self._history)
+
+    def again(self, server: Server) -> None:
+        """The second session."""
+        question = server.tokens(f"\n\nQuestion: {QUESTIONS[1]}\nAnswer:")
+        self._answered(server, [*self._history[:DOCUMENT_TOKENS], *question])
+
+    def _answered(self, server: Server, prompt: Sequence[int]) -> list[int]:
+        before = server.external()
+        server.reset()
+        self.answers.append(server.complete(prompt, ANSWER))
+        self.external.append(server.external() - before)
+        return self.answers[-1].tokens
+
+    def beside(self, plain: Talk) -> Row:
+        """What came of it, beside the same without the store."""
+        # Of the last token of an answer, nobody has computed keys and values.
+        wanted = [0]
+        wanted += [(length + ANSWER - 1) // BLOCK * BLOCK for length in self.lengths[:-1]]
+        wanted.append(DOCUMENT_TOKENS // BLOCK * BLOCK)
+        same = [one.tokens for one in self.answers] == [one.tokens for one in plain.answers]
+        return {
+            "holds": same and self.external == wanted,
+            "tokens_identical": same,
+            "answers": len(self.answers),
+            "prompt_tokens": self.lengths,
+            "external_tokens": self.external,
+            "wanted_external_tokens": wanted,
+            "first_token_s": {
+                "without": [round(one.first_s, 3) for one in plain.answers],
+                "with": [round(one.first_s, 3) for one in self.answers],
+            },
+        }
+
+
+def conversation(bench: Bench) -> Row:
+    """A conversation with the connector, and without the store."""
+    plain, ours = Talk(), Talk()
+    for talk, args in ((plain, []), (ours, bench.store("conversation"))):
+        with bench.server(args) as server:
+            talk.ask(server, QUESTIONS)
+            talk.again(server)
+    return ours.beside(plain)
+
+
+def conversation_tier(bench: Bench) -> Row:
+    """The same with the secondary tier; the engine starts again in between, its memory empty."""
+    plain, ours = Talk(), Talk()
     with bench.server() as server:
-        plain, _, _ = told(server)
-    with bench.server(bench.store("conversation")) as server:
-        ours, external, lengths = told(server)
-    # Of the last token of an answer, nobody has computed keys and values.
-    wanted = [0] + [(length + ANSWER - 1) // BLOCK * BLOCK for length in lengths[:-1]]
-    wanted.append(DOCUMENT_TOKENS // BLOCK * BLOCK)
-    same = [one.tokens for one in ours] == [one.tokens for one in plain]
-    return {
-        "holds": same and external == wanted,
-        "tokens_identical": same,
-        "answers": len(ours),
-        "prompt_tokens": lengths,
-        "external_tokens": external,
-        "wanted_external_tokens": wanted,
-        "first_token_s": {
-            "without": [round(one.first_s, 3) for one in plain],
-            "with": [round(one.first_s, 3) for one in ours],
-        },
-    }
+        plain.ask(server, QUESTIONS)
+        plain.again(server)
+    args = bench.tier("conversation")
+    with bench.server(args) as server:
+        ours.ask(server, QUESTIONS[:3])
+    with bench.server(args) as server:
+        ours.ask(server, QUESTIONS[3:])
+        ours.again(server)
+        disk = server.metric("vllm:tiered_kv_hits_total", tier="nvme")
+    row = ours.beside(plain)
+    return {**row, "holds": row["holds"] and disk > 0, "chunks_from_the_drive": disk}
 
 
 def restart(bench: Bench) -> Row:
@@ -130,7 +171,11 @@ def restart(bench: Bench) -> Row:
     In the same run also by vLLM's own tier of files, where it runs on this machine.
     """
     rows: Row = {}
-    ways = {"tiered_kv": bench.store("restart"), "vllm_fs": peers.fs_tier(bench.scratch / "fs")}
+    ways = {
+        "tiered_kv": bench.store("restart"),
+        "tiered_kv_tier": bench.tier("restart tier"),
+        "vllm_fs": peers.fs_tier(bench.scratch / "fs"),
+    }
     for name, args in ways.items():
         with bench.server(args, env=peers.environment()) as server:
             text = server.tokens(DOCUMENT.read_text("utf-8"))
@@ -155,21 +200,44 @@ def restart(bench: Bench) -> Row:
                 "drive": spread([one.first_s for one in drive]),
             },
         }
-    ours, peer = rows["tiered_kv"], rows["vllm_fs"]
-    times = ours["first_token_s"]
-    part = times["drive"]["median"] / times["computed"]["median"]
-    beside = times["drive"]["median"] / peer["first_token_s"]["drive"]["median"]
+    peer = rows["vllm_fs"]["first_token_s"]["drive"]["median"]
     whole = WINDOWS * ((DOCUMENT_TOKENS - 1) // BLOCK * BLOCK)
-    return {
-        "holds": part <= WARM_PART
-        and beside <= peers.MOST
-        and ours["tokens_identical"]
-        and ours["external_tokens_after_restart"] == whole,
-        "drive_of_computed": round(part, 4),
-        "drive_of_vllm_fs": round(beside, 4),
-        "wanted_external_tokens": whole,
-        **rows,
-    }
+    held = []
+    for name in ("tiered_kv", "tiered_kv_tier"):
+        row, times = rows[name], rows[name]["first_token_s"]
+        row["drive_of_computed"] = round(times["drive"]["median"] / times["computed"]["median"], 4)
+        row["drive_of_vllm_fs"] = round(times["drive"]["median"] / peer, 4)
+        held += [
+            row["drive_of_computed"] <= WARM_PART,
+            row["drive_of_vllm_fs"] <= peers.MOST,
+            row["tokens_identical"],
+            row["external_tokens_after_restart"] == whole,
+        ]
+    return {"holds": all(held), "wanted_external_tokens": whole, **rows}
+
+
+def driven(bench: Bench, module: str, *args: str) -> Row:
+    """What a module has measured that needs vLLM's parts and no server."""
+    out = bench.scratch / "driven.json"
+    subprocess.run(
+        [str(bench.python), "-m", f"serving.{module}", str(out), *args],
+        cwd=jobs.HERE.parent,
+        env=jobs.environment(),
+        timeout=jobs.LIMIT_S,
+        check=True,
+    )
+    return dict(json.loads(out.read_text()))
+
+
+def tier_steps(bench: Bench) -> Row:
+    """Time on the scheduler's thread of our tier and of vLLM's tier of files."""
+    return driven(bench, "tier_steps", str(bench.scratch))
+
+
+def cache_policy(bench: Bench) -> Row:
+    """Hit rates of policies of vLLM's own host memory, on traces made up or given."""
+    traces = os.environ.get("TIERED_KV_TRACES", "chat:3000,agents:1000").split(",")
+    return driven(bench, "policy_rates", *traces)
 
 
 def spread(seconds: Sequence[float]) -> Row:
@@ -184,10 +252,13 @@ def spread(seconds: Sequence[float]) -> Row:
 
 SCENARIOS: dict[str, Callable[[Bench], Row]] = {
     "conversation": conversation,
+    "conversation_tier": conversation_tier,
     "restart": restart,
     "sessions": busy.sessions,
     "no_reuse": busy.no_reuse,
     "replicas": busy.replicas,
+    "tier_steps": tier_steps,
+    "cache_policy": cache_policy,
 }
 
 

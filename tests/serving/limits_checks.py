@@ -17,11 +17,12 @@ from serving.checks import SPEC, TOKENS
 from tiered_kv import KEY_BYTES, KvLayout, RequestContext
 from tiered_kv._core import describe_spec
 from tiered_kv.blocking import BlockingStore
-from tiered_kv.engines.vllm import scheduler
-from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, Tenancy
+from tiered_kv.engines.vllm import scheduler, tenancy
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Step
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
+from tiered_kv.engines.vllm.tenancy import Tenancy
 from tiered_kv.engines.vllm.worker import WorkerSide
 
 
@@ -133,9 +134,10 @@ def check_a_reset_asks_all_ranks_at_once_and_ends_in_time() -> None:
     rows = [{"namespace": bytes(32), "fields": fields}] * 20
     with (
         mock.patch.object(BlockingStore, "attach"),
-        mock.patch.object(scheduler, "Operator", slow),
-        mock.patch.object(scheduler, "namespaces", return_value=rows),
+        mock.patch.object(tenancy, "Operator", slow),
+        mock.patch.object(tenancy, "namespaces", return_value=rows),
         mock.patch.object(scheduler, "monotonic", slow.clock),
+        mock.patch.object(tenancy, "monotonic", slow.clock),
     ):
         side.attach(owners)
         assert not side.reset(), "not all is forgotten"

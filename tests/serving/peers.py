@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
-from serving.jobs import HERE
-from serving.jobs import environment as environment_of_jobs
+from typing import Any
 
 MOST = 1.05
 """Of the time to a first token by vLLM's tier of files, what the store may take."""
 
 
 def environment() -> dict[str, str]:
-    """What it needs to find its files again after a restart, and the module with the copies."""
-    ours = environment_of_jobs()["PYTHONPATH"]
-    return {"PYTHONHASHSEED": "0", "PYTHONPATH": f"{ours}:{HERE.parent}"}
+    """What it needs to find its files again after a restart."""
+    return {"PYTHONHASHSEED": "0"}
 
 
 def fs_tier(root: Path) -> list[str]:
     """The flag of vLLM's tier of files, behind 1 GiB of host memory."""
+    return tiering({"type": "fs", "root_dir": str(root)})
+
+
+def tiering(entry: dict[str, Any]) -> list[str]:
+    """The flag of a secondary tier, behind 1 GiB of host memory, on CPUs."""
     extra = {
         "spec_name": "CpuTieringSpec",
-        "spec_module_path": "serving.cpu_offload",
+        "spec_module_path": "tiered_kv.engines.vllm",
         "cpu_bytes_to_use": 1 << 30,
         "offload_prompt_only": False,
-        "secondary_tiers": [{"type": "fs", "root_dir": str(root)}],
+        "secondary_tiers": [entry],
     }
     config = {
         "kv_connector": "OffloadingConnector",

@@ -21,6 +21,9 @@ def _lines(rows: list[dict[str, Any]], checked: dict[str, Any] | None) -> list[s
             known = "a version that is tested" if row["tested"] else "a version that is NOT tested"
             lines.append(f"{name} {version}, {known}")
         lines.append(f"  {row['flag']}")
+        if "tier_flag" in row:
+            lines.append("or, below its own tier of host memory, which --dram is then")
+            lines.append(f"  {row['tier_flag']}")
     if checked is not None:
         lines += [f"adapter of {name}: {text}" for name, text in checked["adapters"].items()]
         lines.append(f"blocks back after a restart of the store: {checked['blocks']}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tiered_kv import IoFaultError, KvLayout, Namespace, NamespaceSpec
+from tiered_kv import IoFaultError, KvLayout, NamespaceSpec
 from tiered_kv.blocking import BlockingStore
 
 _BLOCKS = 2
@@ -36,28 +36,15 @@ def self_test(store: BlockingStore, block_bytes: int) -> None:
     flush = store.flush(_LIMIT_S)
     if not flush.all_durable and not flush.no_durable_tier:
         raise _failed(f"{flush.pending} blocks were not written in time, {flush.failed} failed")
-    for found, reason, block in zip(*_read(store, ns, keys, block_bytes), blocks, strict=True):
-        if reason is not None:
-            raise _failed(f"a block was missed: {reason}")
-        if found != block:
+    found = [bytearray(block_bytes) for _ in blocks]
+    items = store.get_into(ns, keys, found, timeout=_LIMIT_S).items
+    for why, block, here in zip(items, blocks, found, strict=True):
+        if why is not None:
+            raise _failed(f"a block was missed: {why}")
+        if here != block:
             raise _failed("a block came back with other bytes")
     if not store.delete(ns, keys, timeout=_LIMIT_S).durable:
         raise _failed("its blocks could not be deleted durably")
-
-
-def _read(
-    store: BlockingStore, ns: Namespace, keys: bytes, block_bytes: int
-) -> tuple[list[bytes], list[str | None]]:
-    """Copies of the blocks, and why each was missed."""
-    if store.stats()["dram"]["capacity_bytes"]:
-        with store.get(ns, keys, timeout=_LIMIT_S) as leases:
-            views = [leases[index] for index in range(_BLOCKS)]
-            copies = [b"" if view is None else bytes(view) for view in views]
-            del views
-            return copies, list(leases.reasons)
-    buffers = [bytearray(block_bytes) for _ in range(_BLOCKS)]
-    report = store.get_into(ns, keys, buffers, timeout=_LIMIT_S)
-    return [bytes(buffer) for buffer in buffers], list(report.items)
 
 
 def _failed(text: str) -> IoFaultError:

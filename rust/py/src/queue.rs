@@ -114,6 +114,11 @@ impl Queue {
         self.origin.is_forked()
     }
 
+    /// Whether a result that is there when its submission returns is the submitter's.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline
+    }
+
     /// The descriptor that is readable while there are results.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()

@@ -5,6 +5,9 @@ use crate::errors::{OrRaise as _, invalid};
 use crate::namespace::Namespace;
 use pyo3::prelude::*;
 
+/// Beyond so many keys the GIL is let go while they are noted.
+const OBSERVE_WITH_GIL_KEYS: usize = 16;
+
 /// A request in progress.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Request {
@@ -64,7 +67,13 @@ impl Request {
             return Err(invalid(keys.py(), "observe", context));
         }
         self.inner.check_process("observe").or_raise(keys.py())?;
-        self.inner.observe(&ns.inner, &args::keys("observe", keys)?, position);
+        let py = keys.py();
+        let keys = args::keys("observe", keys)?;
+        if keys.len() > OBSERVE_WITH_GIL_KEYS {
+            py.detach(|| self.inner.observe(&ns.inner, &keys, position));
+        } else {
+            self.inner.observe(&ns.inner, &keys, position);
+        }
         Ok(())
     }
 

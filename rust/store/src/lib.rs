@@ -91,7 +91,7 @@ pub use operator::{
     BadSlab, CheckpointState, ClosedDrive, ClosedStore, Operator, Resized, Verified, Verify, resize,
 };
 pub use policy::Learned;
-pub use request::{Request, RequestContext};
+pub use request::{Request, RequestContext, request_kind};
 pub use reserve::{Reservation, Reserved};
 pub use resident::{Lease, Resident};
 pub use seams::{OpenDisk, Seams};

@@ -115,7 +115,7 @@ impl Request {
         Told {
             session: named.then(|| label(ns, &context.session)),
             turn: context.turn,
-            kind: kind(&context.kind),
+            kind: request_kind(&context.kind),
             block_type: context.block_type,
             output_tokens: u32::try_from(output_tokens).unwrap_or(u32::MAX),
             bare: false,
@@ -132,7 +132,7 @@ fn label(ns: u32, name: &str) -> u64 {
 }
 
 /// The kind of traffic that a name stands for.
-fn kind(name: &str) -> RequestKind {
+pub fn request_kind(name: &str) -> RequestKind {
     match name {
         "" | "chat" | "conversation" => RequestKind::Chat,
         "agent" => RequestKind::Agent,

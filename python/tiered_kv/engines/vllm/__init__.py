@@ -1,7 +1,7 @@
-"""vLLM on tiered-kv: `--kv-transfer-config` names this module and `TieredKVConnector`.
+"""vLLM on tiered-kv: `--kv-transfer-config` names this module and what of it is to be used.
 
-`tiered-kv engines` prints the flag; `docs/vllm.md` is its page. Importing this package imports
-neither vLLM nor torch; asking it for the connector does.
+`tiered-kv engines` prints the flags; `docs/vllm.md` is their page. Importing this package imports
+neither vLLM nor torch; asking it for one of its classes does.
 """
 
 from __future__ import annotations
@@ -9,13 +9,23 @@ from __future__ import annotations
 import importlib
 
 CONNECTOR = "TieredKVConnector"
+TIER = "TieredKV"
+CPU_SPEC = "CpuTieringSpec"
+POLICY = "TieredKVPolicy"
 
-__all__ = ["CONNECTOR"]
+__all__ = ["CONNECTOR", "CPU_SPEC", "POLICY", "TIER"]
+
+_MODULES = {
+    CONNECTOR: "connector",
+    TIER: "tier",
+    CPU_SPEC: "cpu_offload",
+    POLICY: "cache_policy",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == CONNECTOR:
-        module = importlib.import_module(f"{__name__}.connector")
+    if name in _MODULES:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
         return getattr(module, name)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message, name=name)

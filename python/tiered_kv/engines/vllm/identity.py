@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,18 +63,33 @@ def place_of(config: Any, pp_rank: int, tp_rank: int, sharers: int | None = None
     parallel = config.parallel_config
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     if sharers is None:
-        # Each of such replicas is told of itself alone: of how many the node has, nothing.
-        alone = parallel.data_parallel_index > 0 and parallel.data_parallel_size == 1
-        if parallel.data_parallel_external_lb or alone:
-            message = (
-                "kv_connector_extra_config: `sharers` is missing: several engines may run on this "
-                "node, and divide the capacities: give the number of all their ranks"
-            )
-            raise ConfigError(message, op="engines")
-        replicas = max(1, parallel.data_parallel_size_local)
+        replicas = replicas_of_node(config, "kv_connector_extra_config", "all their ranks")
         sharers = replicas * max(1, tp * pp // max(1, parallel.nnodes))
     name = f"tp={tp_rank}/{tp} pp={pp_rank}/{pp}"
     return Place(parallel.data_parallel_index, pp_rank * tp + tp_rank, tp * pp, name, sharers)
+
+
+def replicas_of_node(config: Any, where: str, whose: str) -> int:
+    """Data-parallel replicas of this node.
+
+    Args:
+        config: vLLM's configuration.
+        where: Which option has `sharers`.
+        whose: What `sharers` counts.
+
+    Raises:
+        ConfigError: vLLM does not know of all.
+    """
+    parallel = config.parallel_config
+    # Each of such replicas is told of itself alone: of how many the node has, nothing.
+    alone = parallel.data_parallel_index > 0 and parallel.data_parallel_size == 1
+    if parallel.data_parallel_external_lb or alone:
+        message = (
+            f"{where}: `sharers` is missing: several engines may run on this node, and divide the "
+            f"capacities: give the number of {whose}"
+        )
+        raise ConfigError(message, op="engines")
+    return max(1, int(parallel.data_parallel_size_local))
 
 
 def refuse_model(config: Any) -> None:
@@ -85,14 +101,9 @@ def refuse_model(config: Any) -> None:
     Raises:
         UnsupportedError: The model or an option is not served; the message names it.
     """
+    refuse_uncachable(config)
     model = config.model_config
     names = ", ".join(model.architectures or ())
-    if not model.is_prefix_caching_supported or model.is_diffusion:
-        raise _unsupported(
-            f"vLLM has no prefix caching for {names}, since what a token's keys and values are "
-            "depends on more than the tokens before it, or its pooling needs all tokens: leave "
-            "`--kv-transfer-config` out"
-        )
     if model.is_hybrid:
         raise _unsupported(
             f"{names} has layers with recurrent state, which cannot be stored yet: leave "
@@ -102,6 +113,25 @@ def refuse_model(config: Any) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise _unsupported(f"`{name}` is {getattr(parallel, name)}: only 1 is served yet")
+
+
+def refuse_uncachable(config: Any) -> None:
+    """Refuses what no adapter serves.
+
+    Args:
+        config: vLLM's configuration.
+
+    Raises:
+        UnsupportedError: The message names the model or the option.
+    """
+    model = config.model_config
+    if not model.is_prefix_caching_supported or model.is_diffusion:
+        names = ", ".join(model.architectures or ())
+        raise _unsupported(
+            f"vLLM has no prefix caching for {names}, since what a token's keys and values are "
+            "depends on more than the tokens before it, or its pooling needs all tokens: leave "
+            "`--kv-transfer-config` out"
+        )
     speculative = config.speculative_config
     if speculative is not None and speculative.uses_draft_kv_cache():
         raise _unsupported(
@@ -149,6 +179,32 @@ def base_spec(
     Raises:
         ConfigError: There are no files to digest, and `weights` is empty.
     """
+    computed = {"attention": _kernels(config), "cache": paged.describe()}
+    layout = KvLayout(tokens, paged.block_bytes)
+    return spec_of(config, layout, paged.dtype_name, place.parallel, weights, computed)
+
+
+def spec_of(
+    config: Any,
+    layout: KvLayout,
+    elements: str,
+    parallel: str,
+    weights: str,
+    more: Mapping[str, object],
+) -> NamespaceSpec:
+    """A namespace of all that vLLM's configuration tells, and of what an adapter knows besides.
+
+    Args:
+        config: vLLM's configuration.
+        layout: Tokens and bytes of a block.
+        elements: The types of the stored elements.
+        parallel: Which part of the model a block holds.
+        weights: What stands for the weights; empty: a digest of their files.
+        more: What the adapter knows, by name.
+
+    Raises:
+        ConfigError: There are no files to digest, and `weights` is empty.
+    """
     model, hf = config.model_config, config.model_config.hf_config
     architecture = ",".join(model.architectures or ())
     computed = {
@@ -157,16 +213,15 @@ def base_spec(
         # It decides which of the factors of long rope are used.
         "max_model_len": model.max_model_len,
         "loading": _loading(config),
-        "attention": _kernels(config),
-        "cache": paged.describe(),
+        **more,
     }
     return NamespaceSpec(
         model=f"{architecture}/{config_fingerprint(hf)[:32]}",
         weights=weights or _weights(model, config.load_config.load_format),
-        kv_dtype=f"{config.cache_config.cache_dtype} as {paged.dtype_name}",
-        layout=KvLayout(tokens, paged.block_bytes),
+        kv_dtype=f"{config.cache_config.cache_dtype} as {elements}",
+        layout=layout,
         rope=rope_parameters(hf),
-        parallel=place.parallel,
+        parallel=parallel,
         # Versions of vLLM pack the same elements in different ways.
         engine=f"vllm {vllm.__version__} "
         + " ".join(f"{name}={value}" for name, value in computed.items()),
@@ -304,7 +359,7 @@ def _weights(model: Any, load_format: str) -> str:
     if not files:
         message = (
             f"vllm: no weight files of {model.model} are on this machine to tell its revision by: "
-            "give `weights`, a name that changes with them, in kv_connector_extra_config"
+            "give `weights`, a name that changes with them, among the options of the flag"
         )
         raise ConfigError(message, op="engines")
     return blake3("\n".join(file_digests(files, cache_file())).encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -12,28 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from tiered_kv import KEY_BYTES, NamespaceSpec, RequestContext
-
-EPOCH = "+reset-"
-"""Between a name of weights and that of an epoch."""
-
-
-class Tenancy(NamedTuple):
-    """What of a namespace is decided while the engine runs: by a request, and by resets.
-
-    Attributes:
-        lora: What stands for the adapter.
-        salt: What stands for the salt.
-        epoch: A name of the weights since the last reset; empty for those of the files.
-    """
-
-    lora: str
-    salt: str
-    epoch: str = ""
-
-    def of(self, spec: NamespaceSpec) -> NamespaceSpec:
-        """A rank's namespace for such requests."""
-        weights = f"{spec.weights}{EPOCH}{self.epoch}" if self.epoch else spec.weights
-        return dataclasses.replace(spec, weights=weights, lora=self.lora, salt=self.salt)
+from tiered_kv.engines.vllm.tenancy import Tenancy
 
 
 @dataclasses.dataclass(frozen=True)

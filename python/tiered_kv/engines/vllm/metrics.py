@@ -35,7 +35,7 @@ HISTOGRAMS: dict[str, str] = {
     "save_seconds": "Copying of what a step has computed, before the next one begins.",
 }
 
-_BUCKETS_S = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
+BUCKETS_S = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 _TIERS = ("dram", "nvme")
 _BYTES = "_bytes"
 # Often enough for every scrape, and nothing beside the work of a step.
@@ -185,7 +185,7 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM's class
                 name=PREFIX + name,
                 documentation=text,
                 labelnames=self._labels,
-                buckets=_BUCKETS_S,
+                buckets=BUCKETS_S,
             )
             for name, text in HISTOGRAMS.items()
         }

@@ -6,12 +6,13 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from tiered_kv import ConfigError, StoreConfig
 from tiered_kv._core import probe_memory
 
 OnReset = Literal["new_epoch", "keep"]
+OnLora = Literal["refuse", "by_path"]
 
 # Set by the adapter for each rank, not by the user; and what it records itself, since it knows
 # prompts from answers and one rank is like all.
@@ -19,6 +20,11 @@ _OURS = frozenset({"nvme_paths", "record", "record_bytes"})
 _PASSED_ON = frozenset(field.name for field in dataclasses.fields(StoreConfig)) - _OURS
 _MOST_BY_DEFAULT = 4 << 30
 _HERE = frozenset({"path", "weights", "on_reset", "load_timeout_s", "sharers", "record"})
+_TIER_CHOICES: dict[str, tuple[str, ...]] = {
+    "lora": get_args(OnLora),
+    "locality": ("LOCAL", "REMOTE"),
+}
+_TIERS_OWN = frozenset({"namespace", "weak_hash", *_TIER_CHOICES})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,63 +64,20 @@ class Options:
         Raises:
             ConfigError: One is missing, unknown or wrong; the message names it.
         """
-        unknown = sorted(set(extra) - _PASSED_ON - _HERE)
-        if unknown:
-            known = ", ".join(sorted(_PASSED_ON | _HERE))
-            message = f"kv_connector_extra_config: `{unknown[0]}` is unknown: give any of {known}"
-            raise ConfigError(message, op="engines")
-        path = extra.get("path")
-        if not isinstance(path, str) or not path:
-            message = (
-                "kv_connector_extra_config: `path` is missing: give the directory on the drive "
-                'that keeps the blocks, as in {"path": "/mnt/nvme0/kv"}'
-            )
-            raise ConfigError(message, op="engines")
-        on_reset = extra.get("on_reset", "new_epoch")
-        if on_reset not in get_args(OnReset):
-            message = (
-                f"kv_connector_extra_config: `on_reset` is {on_reset!r}: give one of "
-                f"{', '.join(get_args(OnReset))}"
-            )
-            raise ConfigError(message, op="engines")
-        weights = extra.get("weights", "")
-        if not isinstance(weights, str):
-            message = f"kv_connector_extra_config: `weights` is {weights!r}: give a text"
-            raise ConfigError(message, op="engines")
-        sharers = extra.get("sharers")
-        if sharers is not None and (type(sharers) is not int or sharers < 1):
-            message = (
-                f"kv_connector_extra_config: `sharers` is {sharers!r}: give the number of ranks of "
-                "this node, 1 or more"
-            )
-            raise ConfigError(message, op="engines")
-        record = extra.get("record")
-        if record is not None and (not isinstance(record, str) or not record):
-            message = (
-                f"kv_connector_extra_config: `record` is {record!r}: give a directory for traces"
-            )
-            raise ConfigError(message, op="engines")
-        store = {name: extra[name] for name in extra if name in _PASSED_ON}
-        filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
+        where = "kv_connector_extra_config"
+        fields, filled = _common(where, extra, _HERE)
         if filled.dram_capacity == 0:
-            message = (
-                "kv_connector_extra_config: `dram_capacity` is 0: blocks pass through host memory "
-                "on their way to the engine's; give it a size, or leave it out"
+            raise _wrong(
+                where,
+                "`dram_capacity` is 0: blocks pass through host memory on their way to the "
+                "engine's; give it a size, or leave it out",
             )
-            raise ConfigError(message, op="engines")
-        return cls(
-            path=Path(path),
-            weights=weights,
-            on_reset=cast("OnReset", on_reset),
-            load_timeout_s=filled.load_timeout_s,
-            sharers=sharers,
-            record=None if record is None else Path(record),
-            store=store,
-        )
+        return cls(**fields)
 
-    def directory(self, replica: int, rank: int) -> Path:
-        """The directory of a rank of a data-parallel replica: no two processes share one."""
-        return self.path / f"dp{replica}" / f"rank{rank}"
+    def directory(self, replica: int, rank: int | None) -> Path:
+        """The directory of a replica, or of a rank of it: no two processes share one."""
+        whole = self.path / f"dp{replica}"
+        return whole if rank is None else whole / f"rank{rank}"
 
     def store_config(self, directory: Path, sharers: int) -> StoreConfig:
         """The configuration of one rank's store.
@@ -143,8 +106,8 @@ class Options:
             nvme_capacity=int(filled.nvme_capacity) // sharers,
         )
 
-    def make_directory(self, replica: int, rank: int) -> Path:
-        """Makes the directory of a rank, nobody else's to read.
+    def make_directory(self, replica: int, rank: int | None) -> Path:
+        """Makes such a directory, nobody else's to read.
 
         Raises:
             OSError: It cannot be made.
@@ -154,3 +117,89 @@ class Options:
         wanted.parent.mkdir(mode=0o700, exist_ok=True)
         wanted.mkdir(mode=0o700, exist_ok=True)
         return wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class TierOptions(Options):
+    """Those of the secondary tier: one store for all ranks of a replica, with no memory of its own.
+
+    Attributes:
+        namespace: What stands for the model and all its settings where vLLM's configuration cannot
+            be had; empty for none.
+        weak_hash: Name of a hash that is not cryptographic and is allowed all the same; empty for
+            none.
+        lora: "refuse" adapters, of which vLLM's keys have the path and not the content; or tell
+            them "by_path".
+        locality: What vLLM is told of where the drive is.
+    """
+
+    namespace: str = ""
+    weak_hash: str = ""
+    lora: OnLora = "refuse"
+    locality: Literal["LOCAL", "REMOTE"] = "LOCAL"
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any]) -> TierOptions:
+        """Checks the options of an entry of `secondary_tiers`, less `type` and `module_path`.
+
+        Raises:
+            ConfigError: One is missing, unknown or wrong; the message names it.
+        """
+        where = "secondary_tiers"
+        # The primary tier is host memory already: a second copy there would save no reading.
+        fields, _ = _common(where, {"dram_capacity": 0, **extra}, _HERE | _TIERS_OWN)
+        for name, wanted in _TIER_CHOICES.items():
+            if extra.get(name, wanted[0]) not in wanted:
+                given = f"`{name}` is {extra[name]!r}: give one of "
+                raise _wrong(where, given + ", ".join(repr(one) for one in wanted))
+        for name in ("namespace", "weak_hash"):
+            if not isinstance(extra.get(name, ""), str):
+                raise _wrong(where, f"`{name}` is {extra[name]!r}: give a text")
+        return cls(**fields, **{name: extra[name] for name in _TIERS_OWN if name in extra})
+
+
+def _common(
+    where: str, extra: Mapping[str, Any], known: frozenset[str]
+) -> tuple[dict[str, Any], StoreConfig]:
+    """What all adapters have: the fields of `Options`, and the store's with their defaults."""
+    unknown = sorted(set(extra) - _PASSED_ON - known)
+    if unknown:
+        names = ", ".join(sorted(_PASSED_ON | known))
+        raise _wrong(where, f"`{unknown[0]}` is unknown: give any of {names}")
+    path = extra.get("path")
+    if not isinstance(path, str) or not path:
+        raise _wrong(
+            where,
+            "`path` is missing: give the directory on the drive that keeps the blocks, as in "
+            '{"path": "/mnt/nvme0/kv"}',
+        )
+    on_reset = extra.get("on_reset", "new_epoch")
+    if on_reset not in get_args(OnReset):
+        choices = ", ".join(get_args(OnReset))
+        raise _wrong(where, f"`on_reset` is {on_reset!r}: give one of {choices}")
+    weights = extra.get("weights", "")
+    if not isinstance(weights, str):
+        raise _wrong(where, f"`weights` is {weights!r}: give a text")
+    sharers = extra.get("sharers")
+    if sharers is not None and (type(sharers) is not int or sharers < 1):
+        what = "the number of ranks of this node, 1 or more"
+        raise _wrong(where, f"`sharers` is {sharers!r}: give {what}")
+    record = extra.get("record")
+    if record is not None and (not isinstance(record, str) or not record):
+        raise _wrong(where, f"`record` is {record!r}: give a directory for traces")
+    store = {name: extra[name] for name in extra if name in _PASSED_ON}
+    filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
+    fields = {
+        "path": Path(path),
+        "weights": weights,
+        "on_reset": on_reset,
+        "load_timeout_s": filled.load_timeout_s,
+        "sharers": sharers,
+        "record": None if record is None else Path(record),
+        "store": store,
+    }
+    return fields, filled
+
+
+def _wrong(where: str, text: str) -> ConfigError:
+    return ConfigError(f"{where}: {text}", op="engines")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,24 +20,20 @@ from tiered_kv import (
     RequestContext,
     TieredKvError,
 )
-from tiered_kv._core import Operator, blake3, describe_spec
+from tiered_kv._core import blake3
 from tiered_kv.attached import BlockingAttachedStore
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.identity import Adapters
-from tiered_kv.engines.vllm.messages import EPOCH, Blocks, Owner, Step, Tenancy, part
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, part
 from tiered_kv.engines.vllm.metrics import Stats, of_scheduler
 from tiered_kv.engines.vllm.options import Options
-from tiered_kv.operator import namespaces
+from tiered_kv.engines.vllm.tenancy import RESET_S, Tenancy, forget_model, request_context
 
 _LOG = init_logger("vllm.tiered_kv")
 
 _HOLD_S = 60.0
 _NAMESPACES_KEPT = 1024
-_TENANT_FIELDS = frozenset({"lora", "salt"})
-_WEIGHTS = "weights"
-_RESET_S = 30.0
-_LABEL_CHARACTERS = 256
 
 
 @dataclasses.dataclass
@@ -256,7 +251,7 @@ class SchedulerSide:
             return False
         try:
             # The engine waits: one limit for all of them.
-            forget = partial(_forget, end_s=monotonic() + _RESET_S)
+            forget = partial(_forget, end_s=monotonic() + RESET_S)
             with ThreadPoolExecutor(len(self._ranks)) as ranks:
                 forgotten = all(ranks.map(forget, self._ranks))
         except TieredKvError as error:
@@ -313,9 +308,8 @@ class SchedulerSide:
             if tracked is not None:
                 tracked.release()
             keys = [b""] * len(self._ranks)
-            tracked = _Tracked(
-                request, self._tenancy(request), _context(request), keys, self._epoch
-            )
+            context = request_context(request.kv_transfer_params, request.session_id)
+            tracked = _Tracked(request, self._tenancy(request), context, keys, self._epoch)
             self._requests[request.request_id] = tracked
             self._record_begin(tracked)
         return tracked
@@ -369,26 +363,7 @@ class SchedulerSide:
 
 
 def _forget(rank: _Rank, end_s: float) -> bool:
-    """Deletes every namespace that differs from a rank's own in its tenancy only.
-
-    Args:
-        rank: The rank.
-        end_s: When to give up, by the monotonic clock.
-    """
-    _, wanted = describe_spec(rank.spec.canonical())
-    core = Operator.attach(rank.directory, max(0.0, end_s - monotonic()))
-    durable = True
-    try:
-        for row in namespaces(core):
-            if row["fields"] is not None and _same_model(row["fields"], wanted):
-                left_s = end_s - monotonic()
-                if left_s <= 0:
-                    return False
-                _, done = core.delete_before(row["namespace"], None, left_s)
-                durable = durable and done
-    finally:
-        core.close()
-    return durable
+    return forget_model(rank.directory, rank.spec, end_s)
 
 
 def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence[int]) -> Blocks:
@@ -402,31 +377,3 @@ def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence
         parents=tuple(part(keys, first - 1, first) if first else b"" for keys in tracked.keys),
         block_ids=tuple(block_ids),
     )
-
-
-def _same_model(fields: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    names = {*fields, *wanted} - _TENANT_FIELDS - {_WEIGHTS}
-    of_epoch = re.escape(wanted[_WEIGHTS]) + f"({re.escape(EPOCH)}[0-9a-f]{{32}})?"
-    same = re.fullmatch(of_epoch, fields.get(_WEIGHTS, "")) is not None
-    return same and all(fields.get(name) == wanted.get(name) for name in names)
-
-
-def _context(request: Any) -> RequestContext:
-    """What a request says of itself: all of it is a stranger's, so whatever is no good is left."""
-    params = request.kv_transfer_params
-    told = params.get("tiered_kv") if isinstance(params, dict) else None
-    told = told if isinstance(told, dict) else {}
-    turn = told.get("turn")
-    if type(turn) is not int or not 0 <= turn < 1 << 31:
-        turn = 0
-    return RequestContext(
-        session=_label(told.get("session") or request.session_id),
-        turn=turn,
-        tenant=_label(told.get("tenant")),
-        kind=_label(told.get("kind")),
-    )
-
-
-def _label(value: object) -> str:
-    fits = isinstance(value, str) and len(value) <= _LABEL_CHARACTERS and value.isprintable()
-    return str(value) if fits else ""

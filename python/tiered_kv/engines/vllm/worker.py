@@ -15,9 +15,10 @@ from tiered_kv import Namespace, NamespaceSpec, Request, TieredKvError
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
 from tiered_kv.engines._self_test import self_test
-from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step, Tenancy, part
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step, part
 from tiered_kv.engines.vllm.metrics import Reporter, Stats
 from tiered_kv.engines.vllm.paged import PagedCache
+from tiered_kv.engines.vllm.tenancy import Tenancy
 
 _LOG = init_logger("vllm.tiered_kv")
 

@@ -13,6 +13,8 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from tiered_kv import UnsupportedError
+
 
 class CpuWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM's classes are Any here
     """Copies when it is asked to, and says so afterwards."""
@@ -68,7 +70,13 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM's cla
     def get_worker(self, kv_caches: Any) -> CpuWorker:
         """The worker of this rank."""
         if self._worker is None:
-            assert self.blocks_per_chunk == 1
+            if self.blocks_per_chunk != 1 or self.config.canonical_layout:
+                message = (
+                    "kv_connector_extra_config: on CPUs a chunk is one block, laid out as the "
+                    "engine has it: leave `blocks_per_chunk`, `block_size` and `canonical_layout` "
+                    "out"
+                )
+                raise UnsupportedError(message, op="engines")
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,

@@ -1,0 +1,154 @@
+"""vLLM's `CachePolicy` for its own tier of host memory, by what the predictor makes of its use."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
+
+from tiered_kv._core import Evictor
+from tiered_kv.engines.vllm.tenancy import request_context
+from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, positions
+
+# Of the predictor, for each chunk: its own, and those that it remembers after they left.
+_METADATA_EACH = 1024
+_LEAST_METADATA = 64 << 20
+
+
+@dataclasses.dataclass
+class _Told:
+    """What the predictor learns of a request."""
+
+    session: str
+    kind: str
+    turn: int
+    prompt: int
+    block_tokens: int
+
+
+class _Sequence:
+    """Which chunk lies before which in a request, by groups of layers, as far as is known.
+
+    It is kept with vLLM's own context of the request.
+    """
+
+    def __init__(self) -> None:
+        self.before: dict[bytes, bytes | None] = {}
+        self.depth: dict[bytes, int] = {}
+        self.prompt = 0
+        self._last: dict[bytes, tuple[bytes, int]] = {}
+        self._read = 0
+
+    def read(self, req_context: Any) -> None:
+        """Reads on, up to what vLLM knows by now."""
+        known = positions(req_context)
+        for key in islice(known, self._read, None):
+            before, depth = self._last.get(key[-GROUP_BYTES:], (None, -1))
+            self.before[key], self.depth[key] = before, depth + 1
+            self._last[key[-GROUP_BYTES:]] = key, depth + 1
+        # What is known first is the prompt.
+        self.prompt = self.prompt or len(known)
+        self._read = len(known)
+
+
+class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are Any here
+    """Evicts what it is worth least to keep, by predicted reuse; leaves of a prompt first.
+
+    A request counts as one access of its chunks, when it has ended. What it says of itself by
+    `kv_transfer_params={"tiered_kv": {"session": ..., "turn": ...}}` is learned from; without it
+    sessions are inferred.
+
+    Args:
+        cache_capacity: Chunks of the tier.
+        clock_ns: A clock that never goes back, in nanoseconds.
+    """
+
+    def __init__(
+        self, cache_capacity: int, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        super().__init__(cache_capacity)
+        self.clock_ns = clock_ns
+        self._chunks: dict[bytes, ChunkStatus] = {}
+        self._announced: _Sequence | None = None
+        self._evictor = self._new()
+
+    def _new(self) -> Evictor:
+        return Evictor(max(_LEAST_METADATA, self.cache_capacity * _METADATA_EACH))
+
+    def get(self, key: bytes) -> ChunkStatus | None:
+        """The chunk of a key, None where there is none."""
+        return self._chunks.get(key)
+
+    def insert(self, key: bytes, chunk: ChunkStatus) -> None:
+        """A chunk is there; which request it is of, `on_store_miss` has told."""
+        self._chunks[key] = chunk
+        told = self._announced
+        before = None if told is None else told.before.get(key)
+        depth = 0 if told is None else told.depth.get(key, 0)
+        self._evictor.insert(key, before, depth, self.clock_ns())
+        if chunk.ref_cnt == 0:
+            self._evictor.set_evictable(key, True)
+
+    def remove(self, key: bytes) -> None:
+        """A chunk could not be stored."""
+        del self._chunks[key]
+        self._evictor.remove(key)
+
+    def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
+        """Nothing: a request counts once, when it has ended."""
+
+    def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:  # noqa: ARG002
+        """Notes whose chunks are inserted next."""
+        self._announced = self._sequence(req_context)
+
+    def on_request_finished(
+        self,
+        key_groups: Sequence[Sequence[bytes]],
+        insertion_only_keys: set[bytes],  # noqa: ARG002
+        reused_keys: set[bytes],  # noqa: ARG002
+        req_context: Any,
+    ) -> None:
+        """Counts an access of all chunks of a request: each group of layers is a stream."""
+        told = self._sequence(req_context)
+        context = request_context(req_context.kv_transfer_params)
+        for group in key_groups:
+            keys = order_request_keys([group], req_context)
+            if not keys:
+                continue
+            end = req_context.get_offload_key_position(keys[0]) or 1
+            tokens = end // (told.depth.get(keys[0], 0) + 1)
+            prompt = sum(told.depth.get(key, 0) < told.prompt for key in keys)
+            name = f"{context.session} {keys[0][-GROUP_BYTES:].hex()}" if context.session else ""
+            row = _Told(name, context.kind, context.turn, prompt, max(1, tokens))
+            self._evictor.requested(keys, row, self.clock_ns())
+
+    def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
+        """Takes out exactly `n` chunks that nobody uses, or none: None where there are fewer."""
+        gone = self._evictor.evict(n, protected, self.clock_ns())
+        return None if gone is None else [(key, self._chunks.pop(key)) for key in gone]
+
+    def clear(self) -> None:
+        """Forgets all chunks, and what was learned of them."""
+        self._chunks.clear()
+        self._announced = None
+        self._evictor = self._new()
+
+    def mark_evictable(self, key: bytes) -> None:
+        """Nobody uses a chunk any more."""
+        self._evictor.set_evictable(key, True)
+
+    def mark_non_evictable(self, key: bytes) -> None:
+        """A chunk is in use."""
+        self._evictor.set_evictable(key, False)
+
+    def _sequence(self, req_context: Any) -> _Sequence:
+        found: _Sequence | None = req_context.get_state(_Sequence)
+        if found is None:
+            found = _Sequence()
+            req_context.set_state(found)
+        found.read(req_context)
+        return found
