@@ -36,6 +36,8 @@ AS_SHIPPED := PYTHONPATH=$(CURDIR)/build/release
 # Not in .venv: an engine has versions of its own of what we use too.
 VLLM_BIN := build/engines/vllm/bin
 VLLM := build/engines/vllm/.stamp
+LMCACHE_BIN := build/engines/lmcache/bin
+LMCACHE := build/engines/lmcache/.stamp
 
 # A download of a gigabyte on a slow line is not a hang.
 export UV_HTTP_TIMEOUT ?= 180
@@ -60,7 +62,7 @@ timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - star
 
 .PHONY: help build demo test test-rust test-asan test-models test-fuzz test-python test-model fuzz \
 	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm engines test-engines \
-	acceptance-engines lint bench docs paper-figures lock clean FORCE
+	acceptance-engines lint bench bench-lmcache docs paper-figures lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -216,9 +218,9 @@ AGAIN ?= --all
 sizing-vllm: $(VLLM) ## Ask vLLM 0.32 again for the figures of tests/data/vllm_sizes.json.
 	$(VLLM_BIN)/python tests/support/vllm_sizes.py tests/data/vllm_sizes.json $(AGAIN)
 
-engines: $(CORE) $(VLLM) ## Install the serving engines, each under build/engines.
+engines: $(CORE) $(VLLM) $(LMCACHE) ## Install the serving engines, each under build/engines.
 
-test-engines: $(CORE) $(VLLM) ## Run the tests that drive serving engines; some minutes.
+test-engines: $(CORE) $(VLLM) $(LMCACHE) ## Run the tests that drive serving engines; some minutes.
 	$(TEST_ENV) $(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
 
 # Not in CI, which has no engine: some twenty minutes. BENCH_ARGS='--only restart' chooses.
@@ -226,10 +228,20 @@ acceptance-engines: $(CORE) $(VLLM) $(DEMO) ## Serve the demo model by vLLM, and
 	cd tests && $(TEST_ENV) ../$(BIN)/python -m serving.acceptance $(BENCH_ARGS) \
 		--report ../build/reports/engines.json
 
+bench-lmcache: $(RELEASE) $(LMCACHE) ## Measure `lmcache bench l2` with the store, and without it.
+	command -v fio >/dev/null || apt-get install -y -q fio || sudo apt-get install -y -q fio
+	$(AS_SHIPPED) $(BIN)/python -m benches.lmcache $(BENCH_ARGS) --report build/reports/lmcache.json
+
 $(VLLM): requirements/vllm.txt $(BASE)
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/engines/vllm
 	$(BIN)/uv pip install --quiet --python $(VLLM_BIN)/python --no-deps --require-hashes \
 		-r requirements/vllm.txt
+	@touch $@
+
+$(LMCACHE): requirements/lmcache.txt $(BASE)
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python build/engines/lmcache
+	$(BIN)/uv pip install --quiet --python $(LMCACHE_BIN)/python --no-deps --require-hashes \
+		-r requirements/lmcache.txt
 	@touch $@
 
 docs: $(CORE) ## Write the API reference: build/docs/python and target/doc.
@@ -247,6 +259,9 @@ lock: $(BASE) ## Resolve the Python dependencies again into requirements/.
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes \
 		--no-header --override requirements/vllm-overrides.txt requirements/vllm.in \
 		-o requirements/vllm.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes \
+		--no-header --override requirements/vllm-overrides.txt requirements/lmcache.in \
+		-o requirements/lmcache.txt
 
 clean: ## Remove .venv and everything built.
 	rm -rf $(VENV) build dist target $(EXTENSION)

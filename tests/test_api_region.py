@@ -239,3 +239,38 @@ def test_without_dram_blocks_go_to_the_drive_and_come_from_it(tmp_path: Path) ->
 def test_no_tier_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="`dram_capacity` and `nvme_capacity` are both 0"):
         BlockingStore.open(dram_capacity=0)
+
+
+def test_buffers_anywhere_are_lent_to_one_call(on_drive: OnDrive) -> None:
+    store, ns, keys, stored = on_drive
+    memory = [pool(1) for _ in range(N)]
+    assert store.get_into(ns, keys, store.lend(memory)).hits == N
+    assert [bytes(buffer) for buffer in memory] == stored
+    assert store.stats()["counters"]["direct_reads"] == N
+    assert store.health()["regions"] == 0, "the kernel is told nothing"
+    others = ns.keys_from_tokens(api.tokens(N, start=900))
+    assert store.put(ns, others, store.lend(memory)).stored == N
+    with store.get(ns, others) as leases:
+        assert api.contents(leases) == stored
+
+
+def test_what_is_wrong_with_lent_buffers_is_named(on_drive: OnDrive) -> None:
+    store, ns, keys, _ = on_drive
+    whole = pool(2)
+    with pytest.raises(InvalidArgumentError, match=r"`buffers\[0\]` and `buffers\[1\]` overlap"):
+        store.lend([whole[:BLOCK], whole[100 : 100 + BLOCK]])
+    with pytest.raises(InvalidArgumentError, match=r"`buffers\[0\]` is read-only"):
+        store.lend([bytes(BLOCK)])
+    with pytest.raises(InvalidArgumentError, match="give a block's bytes"):
+        store.lend([bytearray()])
+    with pytest.raises(InvalidArgumentError, match="give one a key"):
+        store.lend(7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=f"slot_bytes={BLOCK}"):
+        store.get_into(ns, keys[:32], store.lend([bytearray(16)]))
+    lent = bytearray(BLOCK)
+    slots = store.lend([lent])
+    with pytest.raises(BufferError):
+        lent.extend(b"x")
+    del slots
+    gc.collect()
+    lent.extend(b"x")

@@ -112,7 +112,7 @@ def test_case_20_a_store_that_gives_back_other_bytes_does_not_serve(tmp_path: Pa
 
 
 def test_the_flag_is_one_that_the_options_take(tmp_path: Path) -> None:
-    (row,) = flags.engines(tmp_path, None, "1GiB")
+    row, *_ = flags.engines(tmp_path, None, "1GiB")
     options = Options.parse(row["config"]["kv_connector_extra_config"])
     assert options.path == tmp_path
     assert row["config"]["kv_load_failure_policy"] == "recompute"

@@ -230,6 +230,28 @@ class StoreBase:
         """
         return self._core.register(memory, slot_bytes, stride)
 
+    def lend(self, buffers: Sequence[Buffer]) -> _core.Slots:
+        """Lends memory anywhere to one call, which reads into it as into slots of a region.
+
+        For an engine that hands over buffers with each call and never its whole pool. Plain buffers
+        given to `get_into` are filled by a copy; these by the drive, where they are at addresses
+        that are multiples of 4,096. The kernel does not know the memory beforehand, which costs
+        some microseconds a block.
+
+        Args:
+            buffers: Writable contiguous buffers, one a key, each of a block's bytes. They stay
+                exported until the slots and the call are gone. Nobody watches that two calls do not
+                use the same memory.
+
+        Returns:
+            What to give to `get_into` or `put` in place of buffers.
+
+        Raises:
+            InvalidArgumentError: A buffer is read-only, empty or not contiguous, or two overlap.
+            ClosedError: The store is closed.
+        """
+        return self._core.lend(buffers)
+
     def begin_request(self, context: RequestContext | None = None) -> _core.Request:
         """Opens a request: its accesses are counted once, when it finishes.
 

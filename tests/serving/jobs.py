@@ -26,6 +26,15 @@ def vllm_python() -> Path:
     return python
 
 
+def lmcache_python() -> Path:
+    """The interpreter that has LMCache; the test is skipped where there is none."""
+    told = os.environ.get("TIERED_KV_LMCACHE_PYTHON")
+    python = Path(told) if told else ROOT / "build/engines/lmcache/bin/python"
+    if not python.exists():
+        pytest.skip(f"no LMCache at {python}: run `make engines`")
+    return python
+
+
 @dataclasses.dataclass(frozen=True)
 class Round:
     """What came of a round: of each prompt, and of all together."""

@@ -21,8 +21,9 @@ def _lines(rows: list[dict[str, Any]], checked: dict[str, Any] | None) -> list[s
             known = "a version that is tested" if row["tested"] else "a version that is NOT tested"
             lines.append(f"{name} {version}, {known}")
         lines.append(f"  {row['flag']}")
-        lines.append("or, below its own tier of host memory, which --dram is then")
-        lines.append(f"  {row['tier_flag']}")
+        if "tier_flag" in row:
+            lines.append("or, below its own tier of host memory, which --dram is then")
+            lines.append(f"  {row['tier_flag']}")
     if checked is not None:
         lines += [f"adapter of {name}: {text}" for name, text in checked["adapters"].items()]
         lines.append(f"blocks back after a restart of the store: {checked['blocks']}")
@@ -39,6 +40,14 @@ def engines(
         typer.Option("--dram", help="Host memory of the node. [default: the store's own]"),
     ] = None,
     nvme: Annotated[str, typer.Option("--nvme", help="Room on the drive.")] = "100GiB",
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Directory of the model's files, which LMCache needs named."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--kv-dtype", help="Type of the cache. [default: the model's own]"),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Load the adapters; write, read and verify under --path."),
@@ -51,7 +60,7 @@ def engines(
     """
     from tiered_kv.engines import flags
 
-    rows = flags.engines(path, dram, nvme)
+    rows = flags.engines(path, dram, nvme, model, dtype)
     checked = None
     if check:
         with stdout_to_stderr():  # engines print as they load

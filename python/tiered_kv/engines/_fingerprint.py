@@ -14,11 +14,12 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tiered_kv._core import blake3, blake3_file
+
+if TYPE_CHECKING:
+    import torch
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
@@ -169,6 +170,9 @@ def _head(name: str, tensor: torch.Tensor) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    # Here alone: the digests of files are for commands that need no torch, too.
+    import torch
+
     flat: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 

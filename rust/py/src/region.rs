@@ -82,9 +82,9 @@ impl Region {
         let items = numbers.try_iter().map_err(|_| {
             invalid(numbers.py(), "region", "`numbers` is no sequence: give one slot a key")
         })?;
-        let slots: PyResult<Vec<usize>> =
-            items.map(|item| self.number("numbers", &item?)).collect();
-        Ok(Slots { region: self.inner.clone(), numbers: slots?, store: self.store })
+        let slot = |item: PyResult<_>| Ok((self.inner.clone(), self.number("numbers", &item?)?));
+        let slots: PyResult<Vec<_>> = items.map(slot).collect();
+        Ok(Slots { slots: slots?, store: self.store })
     }
 
     /// A copy of a slot that no call uses.
@@ -141,12 +141,31 @@ impl Region {
 /// Slots of a region, in the order of a call's keys.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Slots {
-    region: Arc<tiered_kv::Region>,
-    numbers: Vec<usize>,
+    slots: Vec<(Arc<tiered_kv::Region>, usize)>,
     store: u64,
 }
 
 impl Slots {
+    /// Buffers anywhere, each a slot of a region of its own. The kernel is told nothing of them:
+    /// to register memory for one call costs more than it saves.
+    pub(crate) fn lend(store: &StoreRef, buffers: &Bound<'_, PyAny>) -> PyResult<Self> {
+        const OP: &str = "lend";
+        store.store.check_open(OP).or_raise(buffers.py())?;
+        let items = buffers.try_iter().map_err(|_| {
+            invalid(buffers.py(), OP, "`buffers` is no sequence of buffers: give one a key")
+        })?;
+        let lent = |(index, item): (usize, PyResult<Bound<'_, PyAny>>)| {
+            let memory = Held::one(OP, &format!("buffers[{index}]"), &item?, true)?;
+            let (at, bytes) = memory.range();
+            let region = tiered_kv::Region::new(Exported(memory), bytes, bytes);
+            Ok(((at, bytes), (region.or_raise(buffers.py())?, 0)))
+        };
+        let lent: PyResult<Vec<_>> = items.enumerate().map(lent).collect();
+        let (ranges, slots): (Vec<_>, Vec<_>) = lent?.into_iter().unzip();
+        buffers::check_disjoint(buffers.py(), OP, &ranges)?;
+        Ok(Self { slots, store: store.number })
+    }
+
     /// Claims the slots for one call.
     fn claim(
         &self,
@@ -158,37 +177,40 @@ impl Slots {
             let context = "`buffers` are slots of another store's region: register it in this one";
             return Err(invalid(py, wanted.op, context));
         }
-        let n = self.numbers.len();
+        let n = self.slots.len();
         if n != keys {
             let context = format!("`buffers` has {n} slots for {keys} keys: give one a key");
             return Err(invalid(py, wanted.op, context));
         }
-        let (block, slot) = (wanted.block_bytes, self.region.slot_bytes());
-        if block != slot {
+        let block = wanted.block_bytes;
+        let sizes = self.slots.iter().map(|(region, _)| region.slot_bytes());
+        if let Some(slot) = sizes.into_iter().find(|slot| *slot != block) {
             let context = format!(
                 "`buffers`: a slot of the region has {slot} bytes, but a block of the namespace's \
                  layout {block}: register it with slot_bytes={block}"
             );
             return Err(invalid(py, wanted.op, context));
         }
-        self.region.claim_all(&self.numbers).or_raise(py)
+        let claimed: tiered_kv::Result<Vec<_>> =
+            self.slots.iter().map(|(region, slot)| region.claim(*slot)).collect();
+        claimed.or_raise(py)
     }
 
-    /// Another owner of the region, so that the core's never is the last.
+    /// Other owners of the regions, so that the core's never is the last.
     fn held(&self) -> Arc<Held> {
-        Arc::new(Held::region(self.region.clone()))
+        Arc::new(Held::regions(self.slots.iter().map(|(region, _)| region.clone()).collect()))
     }
 }
 
 #[pymethods]
 impl Slots {
     fn __len__(&self) -> usize {
-        self.numbers.len()
+        self.slots.len()
     }
 
     #[getter]
     fn numbers(&self) -> Vec<usize> {
-        self.numbers.clone()
+        self.slots.iter().map(|(_, number)| *number).collect()
     }
 }
 

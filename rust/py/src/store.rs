@@ -306,6 +306,12 @@ impl Store {
         Region::register(py, &self.shared, memory, slot_bytes, stride)
     }
 
+    /// Buffers of the caller's anywhere, as slots for one call.
+    fn lend(&self, py: Python<'_>, buffers: &Bound<'_, PyAny>) -> PyResult<region::Slots> {
+        self.check_open(py, "lend")?;
+        region::Slots::lend(&self.shared, buffers)
+    }
+
     #[pyo3(signature = (timeout=None, channel=None))]
     fn flush(
         &self,
