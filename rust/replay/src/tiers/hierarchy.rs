@@ -282,8 +282,8 @@ impl<'a> Hierarchy<'a> {
             if behind && self.levels[level].filled == Filled::Victims {
                 continue;
             }
-            for at in 0..request.blocks.len() {
-                let block = request.blocks[at] as u32;
+            for (at, block) in request.blocks.iter().enumerate() {
+                let block = *block as u32;
                 let came_from = (at < loaded).then(|| usize::from(found[at]));
                 let wanted = if behind {
                     came_from.is_none() && (!self.predicts || self.costs(level, block).saves())
