@@ -81,6 +81,9 @@ fn a_defect_ends_every_call_and_loses_nothing_that_was_durable() {
     assert!(!store.flush(Some(LONG)).expect("open").wait().all_durable());
     let hold = store.hold(&ns, &keys, LONG).expect("open");
     assert_eq!(hold.hits(), 0);
+    let stats = store.stats();
+    let missed: u64 = stats.misses.iter().map(|(_, n)| n).sum();
+    assert_eq!(stats.dram.hits + stats.nvme.hits + missed, stats.requested);
     let health = store.health();
     assert!(!health.open);
     assert!(health.warnings[0].contains("a planted defect"), "{:?}", health.warnings);

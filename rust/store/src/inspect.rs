@@ -78,6 +78,7 @@ impl Owner {
             *count += match *name {
                 "absent" => load(&fast.absent),
                 "lease_cap" => load(&fast.lease_cap),
+                "closed" => load(&fast.closed),
                 _ => 0,
             };
         }

@@ -133,6 +133,7 @@ impl Owner {
         self.core.submit(Call::plain(reply), |op| Event::Close { op, deadline });
         let report = op.wait();
         self.core.stop();
+        self.core.end_failed();
         let left = deadline.saturating_sub(self.core.clock.now());
         self.core.end_recording(Duration::from_nanos(left));
         // Of a core that has failed nobody knows what it holds: the next open reads the tables.

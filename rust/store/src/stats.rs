@@ -129,6 +129,7 @@ pub(crate) struct FastCounters {
     pub(crate) nvme_hit_bytes: AtomicU64,
     pub(crate) absent: AtomicU64,
     pub(crate) lease_cap: AtomicU64,
+    pub(crate) closed: AtomicU64,
     pub(crate) accesses_dropped: AtomicU64,
     pub(crate) requested: AtomicU64,
     pub(crate) lookups: AtomicU64,

@@ -77,6 +77,7 @@ class TieredKVConnector(RemoteConnector):  # type: ignore[misc]
         self._loop: asyncio.AbstractEventLoop = context.loop
         self._objects = objects
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._closed = False
         self._loop.call_soon_threadsafe(self._loop.add_reader, objects.fileno(), self._drain)
 
     async def exists(self, key: Any) -> bool:
@@ -89,7 +90,7 @@ class TieredKVConnector(RemoteConnector):  # type: ignore[misc]
 
     async def get(self, key: Any) -> Any:
         """Reads an object into memory of LMCache's; None where it is not there or not sound."""
-        kind = self._objects.kind_of(key.to_string())
+        kind = None if self._closed else self._objects.kind_of(key.to_string())
         if kind is None or not 0 < kind.size <= self.full_chunk_size_bytes:
             return None
         obj = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
@@ -109,6 +110,8 @@ class TieredKVConnector(RemoteConnector):  # type: ignore[misc]
 
     async def put(self, key: Any, memory_obj: Any) -> None:
         """Stores an object; what cannot be stored is dropped."""
+        if self._closed:
+            return
         buffer = memoryview(memory_obj.byte_array)
         batch = self._objects.set([key.to_string()], [buffer], [Kind(buffer.nbytes)])
         end = await self._end_of(batch)
@@ -127,6 +130,8 @@ class TieredKVConnector(RemoteConnector):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Ends what is under way, and returns when no memory of LMCache's is touched any more."""
+        # Nobody would tell the end of what is begun from here on.
+        self._closed = True
         self._loop.remove_reader(self._objects.fileno())
         await asyncio.to_thread(self._objects.close)
         for future in self._waiting.values():

@@ -144,7 +144,8 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             for key in keys:
                 held = self._holds.get(key)
                 if held:
-                    ended += held.pop()
+                    # The one that ends first by itself.
+                    ended += held.pop(0)
                     if not held:
                         del self._holds[key]
         for hold in ended:
@@ -230,7 +231,13 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         poller.register(self._objects.fileno(), select.POLLIN)
         while not self._stopped.is_set():
             if poller.poll(_POLL_MS):
-                for end in self._objects.drain():
+                try:
+                    ends = self._objects.drain()
+                except Exception:
+                    logger.exception("tiered-kv: what has ended for LMCache could not be taken")
+                    self._stopped.wait(_POLL_MS / 1e3)
+                    continue
+                for end in ends:
                     self._tell(end)
 
     def _tell(self, end: Ended) -> None:
@@ -275,7 +282,7 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             oldest = list(itertools.islice(self._known, _LOOKED_AT * len(keys)))
         if told:
             self._notify_keys_stored([key for key, _ in told], [size for _, size in told])
-        there = self._objects.present(_texts(oldest))
+        there = self._objects.look(_texts(oldest)) or [True] * len(oldest)
         self._forget([key for key, present in zip(oldest, there, strict=True) if not present])
         with self._lock:
             for key in oldest:

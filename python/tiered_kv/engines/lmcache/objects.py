@@ -196,7 +196,11 @@ class Objects:
             return [self._end(number) for number in ended]
 
     def present(self, keys: Sequence[str]) -> list[bool]:
-        """Which objects are there, at once."""
+        """Which objects are there, at once; none where that cannot be told."""
+        return self.look(keys) or [False] * len(keys)
+
+    def look(self, keys: Sequence[str]) -> list[bool] | None:
+        """Which objects are there, at once; None where that cannot be told."""
         found = [False] * len(keys)
         try:
             for _, ns in self._known():
@@ -205,6 +209,7 @@ class Objects:
                 found = [old or new in _THERE for old, new in zip(found, tiers, strict=True)]
         except (TieredKvError, ValueError) as error:
             self._fault("exists", error)
+            return None
         return found
 
     def hold(self, keys: Sequence[str], ttl: float) -> list[list[Hold]]:
@@ -353,8 +358,6 @@ class Objects:
 
     def _end_soon(self, number: int, batch: _Batch) -> None:
         """Ends a batch of which no call has begun through the descriptor, like any other."""
-        if batch.error and batch.do == "delete":
-            batch.done = [False] * len(batch.done)
         try:
             self._begun(self._channel.submit_exists(self._nothing, b""), number, batch, ())
         except TieredKvError:
@@ -363,6 +366,9 @@ class Objects:
 
     def _end(self, number: int) -> Ended:
         batch = self._batches.pop(number)
+        if batch.error and batch.do == "delete":
+            # LMCache goes by these alone: what may come back is not gone.
+            batch.done = [False] * len(batch.done)
         return Ended(number, batch.do, batch.done, not batch.error, batch.error)
 
     def _fault(self, do: Do, error: Exception) -> None:

@@ -213,6 +213,8 @@ def spec_of(
         # It decides which of the factors of long rope are used.
         "max_model_len": model.max_model_len,
         "loading": _loading(config),
+        "state": _state(config.cache_config),
+        "media": _media(model),
         **more,
     }
     return NamespaceSpec(
@@ -226,6 +228,24 @@ def spec_of(
         engine=f"vllm {vllm.__version__} "
         + " ".join(f"{name}={value}" for name, value in computed.items()),
     )
+
+
+def _state(cache: Any) -> str:
+    """How states of recurrent layers are kept, which vLLM decides by its options alone."""
+    names = ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode")
+    return " ".join(str(getattr(cache, name, "none")) for name in names)
+
+
+def _media(model: Any) -> str:
+    """What becomes of images and sounds: vLLM's keys have them as they were sent."""
+    config = getattr(model, "multimodal_config", None)
+    if config is None:
+        return "none"
+    names = ("mm_processor_kwargs", "media_io_kwargs", "mm_device_do_normalize")
+    told = [f"{name}={getattr(config, name, None)!r}" for name in (*names, "video_pruning_rate")]
+    directory = local_directory(model.model, model.revision)
+    files = [] if directory is None else sorted(directory.glob("*processor*.json"))
+    return blake3("\n".join([*told, *file_digests(files, cache_file())]).encode())[:32]
 
 
 class _AdapterState(NamedTuple):

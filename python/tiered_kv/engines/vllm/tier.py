@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from tiered_kv import KEY_BYTES, IoFaultError, Namespace, StoreConfig, TieredKvError
+from tiered_kv import KEY_BYTES, IoFaultError, Namespace, StoreConfig
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines._self_test import self_test
@@ -160,7 +160,7 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
             return LookupResult.MISS
         try:
             return self._look(key, req_context)
-        except TieredKvError as error:
+        except Exception as error:  # noqa: BLE001 - it would stop the engine
             self.lookup_faults += 1
             if self.lookup_faults == 1:
                 _LOG.warning("a lookup failed and counts as a miss, as others will: %s", error)
@@ -276,8 +276,8 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
             if not forget_model(self._directory, self._spec, monotonic() + RESET_S):
                 message = "a drive did not answer in time"
                 raise IoFaultError(message, op="reset")
-        except TieredKvError as error:
-            self.out_of_service = str(error)
+        except Exception as error:  # noqa: BLE001 - it would stop the engine
+            self.out_of_service = str(error) or type(error).__name__
             _LOG.error(
                 "chunks of before the reset could not be deleted durably, and the tier goes out of "
                 "service: %s. Delete %s before vLLM starts again",

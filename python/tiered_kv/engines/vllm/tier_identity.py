@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+import vllm
 from vllm.config import VllmConfig, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED
@@ -149,6 +150,13 @@ def _by_name(
             "a name of the model, its revision and all settings that its blocks depend on"
         )
         raise ConfigError(message, op="engines")
+    if options.lora != "by_path":
+        message = (
+            f"{_WHERE}: vLLM's configuration cannot be had here, nor whether LoRA is "
+            'enabled: give "lora": "by_path" where it is not, or no adapter changes under its path'
+        )
+        raise ConfigError(message, op="engines")
+    row["platform"] = _platform()
     row["hash"] = f"{blake3(os.environ.get(_SEED, DEFAULT_NONE_HASH_SEED).encode())[:32]}"
     return NamespaceSpec(
         model=f"{told.model.name} as {options.namespace}",
@@ -156,7 +164,8 @@ def _by_name(
         kv_dtype=told.model.dtype,
         layout=layout,
         parallel=parallel,
-        engine="vllm " + " ".join(f"{name}={value}" for name, value in row.items()),
+        engine=f"vllm {vllm.__version__} "
+        + " ".join(f"{name}={value}" for name, value in row.items()),
     )
 
 

@@ -6,6 +6,7 @@ use crate::call::Call;
 use crate::machine::{
     DeleteReport, Event, FlushReport, GetItem, GetTarget, HoldId, Outcome, PutStatus, ScrubReport,
 };
+use crate::stats::FastCounters;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -95,16 +96,34 @@ impl Core {
         work
     }
 
-    /// Answers the calls whose memory nobody uses any more.
+    /// Answers what is left when the copies and the drives have ended: nobody uses any memory.
+    pub(crate) fn end_failed(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let mut work = Work::default();
+        if self.failure().is_some() {
+            self.answer(&mut state, &mut work, |_| true);
+        }
+        drop(state);
+        self.carry_out(work);
+    }
+
+    /// Answers the calls whose memory nobody uses any more. Of the caller's source others may have
+    /// references, too: such a put ends when the store closes.
     pub(super) fn give_up(&self, state: &mut State, work: &mut Work) {
-        let waiting = state.machine.blocks_waiting();
-        let free = |call: &Call| {
+        self.answer(state, work, |call| {
             let lent = call.source.as_ref().is_some_and(|source| Arc::strong_count(source) > 1);
             !lent && call.buffers.iter().all(Option::is_some)
-        };
+        });
+    }
+
+    fn answer(&self, state: &mut State, work: &mut Work, free: impl Fn(&Call) -> bool) {
+        let waiting = state.machine.blocks_waiting();
         for (_, call) in state.calls.extract_if(|_, call| free(call)) {
             // A call that asks for nothing is never entered.
             let Some(asked) = call.asked else { continue };
+            if let Asked::Leases(n) | Asked::Buffers(n) = asked {
+                FastCounters::add(&self.fast.closed, n as u64);
+            }
             work.done.push((call, asked.refused(waiting)));
         }
     }

@@ -26,8 +26,8 @@ impl Core {
     /// Counts one request's blocks, given root first, soon: the caller neither waits nor learns.
     /// Where nobody keeps up with the callers they are dropped and counted.
     pub(crate) fn count_access(&self, ns: u32, keys: Arc<[BlockKey]>, told: Told) {
-        if self.is_forked() {
-            // Nobody takes it in here, and the timer's lock may be held for ever.
+        if self.is_forked() || self.failure().is_some() {
+            // Nobody takes it in; in a forked child the timer's lock may be held for ever.
             return;
         }
         let n = keys.len() as u64;
@@ -46,11 +46,14 @@ impl Core {
     /// Lets the policy take in what was accessed up to now, a little at a time. What ends meanwhile
     /// is told at once, and the record's file is another thread's.
     pub(crate) fn learn(self: &Arc<Self>) {
-        if self.is_forked() || self.failure().is_some() {
+        if self.is_forked() {
             return;
         }
         // Before they are counted: what comes later calls again.
         self.learning_due.take();
+        if self.failure().is_some() {
+            return self.accesses.clear();
+        }
         let mut left = self.accesses.len();
         loop {
             let mut learning = self.learning.lock();

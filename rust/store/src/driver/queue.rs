@@ -59,6 +59,13 @@ impl AccessQueue {
         some
     }
 
+    /// Drops all of them.
+    pub(crate) fn clear(&self) {
+        while let Some(access) = self.queue.pop() {
+            self.keys.fetch_sub(access.keys.len(), Ordering::Relaxed);
+        }
+    }
+
     fn pop(&self, left: &mut usize) -> Option<Access> {
         *left = left.checked_sub(1)?;
         self.queue.pop()

@@ -17,6 +17,8 @@ use tiered_kv_types::{Tier, round_up_to_page};
 /// Blocks and bytes that are moved up at once: a load that comes meanwhile may wait for them.
 const FLIGHT_BLOCKS: usize = 8;
 const FLIGHT_BYTES: u64 = 4 << 20;
+/// Blocks that one step compares with what is in memory: others wait for the lock meanwhile.
+const JUDGED: usize = 16;
 /// Marks and blocks that wait, at most.
 const MARKS: usize = 64;
 const WAITING: usize = 1024;
@@ -186,8 +188,23 @@ impl Machine {
         self.keep_few();
     }
 
+    /// Lets the block that was moved up first go, of a namespace or of any: somebody needs its place,
+    /// or that of what it keeps in memory before it. False where none is kept.
+    pub(super) fn keep_one_less(&mut self, ns: Option<u32>) -> bool {
+        let stays = |machine: &Self, (_, named, _): &(Nanos, Named, u64)| {
+            let block = machine.still(*named).filter(|block| block.expected);
+            block.is_some_and(|block| ns.is_none_or(|ns| block.key.ns == ns))
+        };
+        let Some(at) = self.ahead.kept.iter().position(|kept| stays(self, kept)) else {
+            return false;
+        };
+        let (_, named, _) = self.ahead.kept.remove(at).expect("just found");
+        self.may_go(named.0);
+        true
+    }
+
     /// Lets those that were moved up first go where they take up too much, or for too long.
-    fn keep_few(&mut self) {
+    pub(super) fn keep_few(&mut self) {
         let most = self.memory.capacity_bytes() / KEPT_PART;
         while let Some((until, named, _)) = self.ahead.kept.front().copied() {
             if until > self.now.mono && self.ahead.kept_bytes <= most {
@@ -208,7 +225,7 @@ impl Machine {
         if self.closing.is_some() || self.closed {
             return self.ahead.forget();
         }
-        self.keep_few();
+        let mut judged = 0;
         while self.ahead.flying.len() < FLIGHT_BLOCKS && self.ahead.flying_bytes < FLIGHT_BYTES {
             let next = self.next_guess().map(|named| (named, Why::Behind));
             let promoted = || self.ahead.promotions.front().map(|named| (*named, Why::Promoted));
@@ -216,6 +233,12 @@ impl Machine {
             if self.is_movable(named) {
                 if self.is_waited_for(named.0) {
                     return;
+                }
+                if why == Why::Promoted {
+                    judged += 1;
+                    if judged > JUDGED {
+                        return;
+                    }
                 }
                 if why == Why::Behind || self.belongs_in_memory(named.0) {
                     self.move_up(named.0, why, out);

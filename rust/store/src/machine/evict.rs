@@ -73,7 +73,7 @@ impl Machine {
             if let Alloc::Slot(id) = self.memory.alloc(class) {
                 return Some(id);
             }
-            if !self.make_room(Tier::Dram, 0, class) {
+            if !self.make_room(Tier::Dram, 0, class) && !self.keep_one_less(None) {
                 return None;
             }
         }

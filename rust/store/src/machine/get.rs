@@ -1,6 +1,6 @@
 //! Getting blocks: pin what is in memory, load the rest once for all waiters, miss with a reason.
 
-use super::table::{Load, Why};
+use super::table::Load;
 use super::{BlockId, Command, GetItem, GetTarget, HoldId, LoadFault, Machine, Op, OpId, Outcome};
 use crate::index::FullKey;
 use crate::log::LogKind;
@@ -235,9 +235,7 @@ impl Machine {
         let (bytes, doomed, key, home) = (block.bytes(), block.doomed, block.key, block.home);
         let Load { waiters, ahead, why, .. } = *block.load.take().expect("a load ends once");
         self.loading_bytes -= bytes;
-        if why != Why::Asked {
-            self.flew(id, bytes);
-        }
+        self.flew(id, bytes);
         self.read_ended(home, bytes, &result, out);
         if doomed {
             self.bury(id);

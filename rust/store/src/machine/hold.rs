@@ -1,5 +1,6 @@
 //! Holds: handles that keep blocks in some tier between a lookup and their load.
 
+use super::table::Why;
 use super::{BlockId, Command, Machine, OpId, Outcome};
 use std::collections::{BTreeMap, BTreeSet};
 use tiered_kv_io::Nanos;
@@ -106,7 +107,8 @@ impl Machine {
             let Some(id) = self.table.id(&Self::full(ns, *key)) else { continue };
             let block = self.table.get_mut(id).expect("mapped blocks exist");
             if let Some(load) = &mut block.load {
-                load.ahead = true;
+                // Asked for now, it makes way for nobody.
+                (load.ahead, load.why) = (true, Why::Asked);
                 load.cancel.set(false);
                 continue;
             }

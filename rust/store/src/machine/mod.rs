@@ -268,6 +268,7 @@ impl Machine {
         self.now.mono = self.now.mono.max(now.mono);
         self.now.unix_ns = now.unix_ns;
         self.reclaim();
+        self.keep_few();
         for event in events {
             self.handle(event, out);
         }

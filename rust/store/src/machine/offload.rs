@@ -352,7 +352,10 @@ impl Machine {
         for class in classes {
             match self.drive_slot(id, home, class, out) {
                 Alloc::Slot(slot) => slots.push(slot),
-                Alloc::Full => answer = Some(DriveSlots::Full),
+                Alloc::Full => {
+                    answer = Some(DriveSlots::Full);
+                    break;
+                }
                 Alloc::Prepare(_) | Alloc::Wait => answer = answer.or(Some(DriveSlots::Wait)),
             }
         }

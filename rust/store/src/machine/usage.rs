@@ -121,7 +121,8 @@ impl Machine {
             if self.quota_left(tier, ns).is_none_or(|left| left >= bytes) {
                 return true;
             }
-            if !self.evict_own(tier, ns) {
+            let kept = |machine: &mut Self| tier == Tier::Dram && machine.keep_one_less(Some(ns));
+            if !self.evict_own(tier, ns) && !kept(self) {
                 return false;
             }
         }
