@@ -21,6 +21,11 @@ fn hits(store: &Store, keys: &[BlockKey]) -> usize {
     store.lookup(&namespace(store), keys, LookupMode::Prefix).hits
 }
 
+/// A store that evicts in the order of use: what is held is not kept by a prediction instead.
+fn by_recency() -> StoreConfig {
+    StoreConfig { policy: EvictionPolicy::Lru, ..memory_only(512 << 10) }
+}
+
 /// Stores other chains until everything that may be evicted has been.
 fn crowd_out(store: &Store) {
     let ns = namespace(store);
@@ -31,7 +36,7 @@ fn crowd_out(store: &Store) {
 
 #[test]
 fn held_blocks_stay_until_the_hold_is_dropped() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let keys = chain(&ns, 1, 4);
     put(&store, &keys, &PutOptions::default());
@@ -47,7 +52,7 @@ fn held_blocks_stay_until_the_hold_is_dropped() {
 
 #[test]
 fn a_hold_ends_by_time_and_by_the_get_that_uses_it() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let keys = chain(&ns, 1, 4);
     put(&store, &keys, &PutOptions::default());
@@ -65,7 +70,7 @@ fn a_hold_ends_by_time_and_by_the_get_that_uses_it() {
 
 #[test]
 fn a_million_lookups_and_a_thousand_holds_leave_nothing_pinned() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let keys = chain(&ns, 1, 10);
     put(&store, &keys, &PutOptions::default());
@@ -83,7 +88,7 @@ fn a_million_lookups_and_a_thousand_holds_leave_nothing_pinned() {
 
 #[test]
 fn bytes_held_at_once_are_capped() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let keys = chain(&ns, 1, 20);
     put(&store, &keys, &PutOptions::default());
@@ -178,7 +183,7 @@ fn above_the_high_mark_puts_are_throttled_until_below_the_low_one() {
 
 #[test]
 fn slots_given_back_without_a_word_are_noticed_by_a_put_that_waits() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let reservation = store.reserve(&ns, &chain(&ns, 1, 32), &PutOptions::default());
     let reservation = reservation.expect("open");
@@ -257,7 +262,7 @@ fn left(store: &Store, keys: &[BlockKey]) -> Vec<bool> {
 
 #[test]
 fn memory_evicts_the_leaves_of_a_chain_before_its_roots() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let keys = chain(&ns, 1, 8);
     put(&store, &keys, &PutOptions::default());
@@ -272,7 +277,7 @@ fn memory_evicts_the_leaves_of_a_chain_before_its_roots() {
 
 #[test]
 fn orphans_are_reclaimed_before_anything_older_and_adopted_when_their_parent_is_back() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    let store = Store::open(&by_recency()).expect("opens");
     let ns = namespace(&store);
     let (old, broken) = (chain(&ns, 1, 8), chain(&ns, 2, 8));
     put(&store, &old, &PutOptions::default());
@@ -297,7 +302,7 @@ fn orphans_are_reclaimed_before_anything_older_and_adopted_when_their_parent_is_
 #[test]
 fn a_request_is_counted_leaf_first_and_a_get_outside_of_one_as_a_request_of_its_own() {
     let policy = EvictionPolicy::Lru;
-    let config = StoreConfig { policy, ..memory_only(512 << 10) };
+    let config = StoreConfig { policy, ..by_recency() };
     let store = Store::open(&config).expect("opens");
     let ns = namespace(&store);
     // Without parents only the order of the accesses decides.
