@@ -284,6 +284,8 @@ def check_keys_of_a_weak_hash_go_without_the_store_where_nobody_allows_them() ->
 def check_an_unknown_model_needs_a_name() -> None:
     with tempfile.TemporaryDirectory() as path:
         assert "`namespace` is missing" in _refused(lambda: Driven(tier(path, namespace="")))
+        unsaid = _refused(lambda: Driven(tier(path, lora="refuse")))
+        assert '"lora": "by_path"' in unsaid, "nobody can tell whether LoRA is enabled"
         with driven(path) as one:
             keys = _stored(one)
         with driven(path, namespace="another revision") as one:

@@ -193,6 +193,7 @@ def main() -> None:
             "path": str(scratch / f"kv{number}"),
             "nvme_capacity": "3GiB",
             "namespace": "steps",
+            "lora": "by_path",
         }
         files = {"type": "fs", "root_dir": str(scratch / f"fs{number}")}
         for name, tier in (("tiered_kv", ours), ("vllm_fs", files)):

@@ -184,7 +184,7 @@ def _content(key: bytes, size: int) -> Any:
 
 def tier(path: str | Path, **options: Any) -> dict[str, Any]:
     """The entry of `secondary_tiers` of a small store."""
-    plain = {"path": str(path), "nvme_capacity": "16MiB", "namespace": "test"}
+    plain = {"path": str(path), "nvme_capacity": "16MiB", "namespace": "test", "lora": "by_path"}
     return {**TIER, **plain, **options}
 
 

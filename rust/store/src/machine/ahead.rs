@@ -188,8 +188,8 @@ impl Machine {
         self.keep_few();
     }
 
-    /// Lets the block that was moved up first go, of a namespace or of any: somebody needs its place,
-    /// or that of what it keeps in memory before it. False where none is kept.
+    /// Lets the block that was moved up first go, of a namespace or of any: somebody needs its
+    /// place, or that of what it keeps in memory before it. False where none is kept.
     pub(super) fn keep_one_less(&mut self, ns: Option<u32>) -> bool {
         let stays = |machine: &Self, (_, named, _): &(Nanos, Named, u64)| {
             let block = machine.still(*named).filter(|block| block.expected);
