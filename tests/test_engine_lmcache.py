@@ -466,3 +466,12 @@ def test_the_namespace_changes_with_weights_configuration_and_dtype(
     (tmp_path / "m/model.safetensors").unlink()
     with pytest.raises(ConfigError, match="no weight files"):
         named(tmp_path / "m")
+
+
+def test_what_cannot_be_deleted_is_not_told_to_be_gone(stored: dict[str, Any]) -> None:
+    plugin = TieredKVNativePlugin(**stored)
+    plugin._objects._channel.close()
+    plugin.submit_batch_delete(KEYS[:2])
+    (end,) = plugin.drain_completions()
+    assert (end[1], end[3]) == (False, [False, False])
+    plugin.close()

@@ -14,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from transformers import PretrainedConfig
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     HiddenStateCacheSpec,
@@ -28,7 +27,7 @@ from tiered_kv import ConfigError, IoFaultError, KvLayout, NamespaceSpec, Unsupp
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm import identity
 from tiered_kv.engines.vllm.connector import TieredKVConnector
-from tiered_kv.engines.vllm.identity import Adapters, Place, base_spec, block_tokens, place_of
+from tiered_kv.engines.vllm.identity import Adapters, block_tokens, place_of
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
@@ -152,45 +151,6 @@ def check_capacities_are_divided_among_all_ranks_of_the_node() -> None:
     for unknown in (outside, {"data_parallel_index": 1}):
         assert "`sharers` is missing" in str(_sharers(**unknown))
         assert _sharers(32, **unknown) == 32
-
-
-def _identity(**changes: Any) -> NamespaceSpec:
-    """The namespace of a model that is configured in some way."""
-    model = {
-        "architectures": ["M"],
-        "dtype": torch.float32,
-        "hf_config": PretrainedConfig(),
-        "max_model_len": 4096,
-        "quantization": None,
-        "quantization_config": None,
-    }
-    load: dict[str, Any] = {"load_format": "auto", "model_loader_extra_config": {}}
-    cache_dtype = changes.pop("cache_dtype", "auto")
-    for name, value in changes.items():
-        (load if name in load else model)[name] = value
-    config = SimpleNamespace(
-        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
-        compilation_config=SimpleNamespace(static_forward_context={}),
-        load_config=SimpleNamespace(**load),
-        model_config=SimpleNamespace(**model),
-    )
-    paged = PagedCache({"a": torch.zeros(2, 4, 4)}, 2)
-    return base_spec(config, paged, TOKENS, Place(0, 0, 1, "tp=0/1 pp=0/1", 1), "w")
-
-
-def check_what_changes_the_weights_or_rope_changes_the_namespace() -> None:
-    plain = _identity()
-    assert plain == _identity()
-    changes: list[dict[str, Any]] = [
-        {"max_model_len": 131072},
-        {"dtype": torch.bfloat16},
-        {"cache_dtype": "fp8_e5m2"},
-        {"quantization_config": {"linear": {"weight": "fp8_per_channel_static"}}},
-        {"load_format": "runai_streamer"},
-        {"model_loader_extra_config": {"qlora_adapter_name_or_path": "a"}},
-    ]
-    for change in changes:
-        assert _identity(**change) != plain, change
 
 
 def _adapter(directory: Path, content: bytes, number: int = 1, **fields: Any) -> Any:

@@ -10,11 +10,19 @@ import sys
 import traceback
 from pathlib import Path
 
-from serving import checks, limits_checks, metrics_checks, policy_checks, tier_checks
+from serving import (
+    checks,
+    identity_checks,
+    limits_checks,
+    metrics_checks,
+    policy_checks,
+    tier_checks,
+)
 
+MODULES = (checks, identity_checks, limits_checks, metrics_checks, policy_checks, tier_checks)
 CHECKS = {
     name: what
-    for module in (checks, limits_checks, metrics_checks, policy_checks, tier_checks)
+    for module in MODULES
     for name, what in vars(module).items()
     if name.startswith("check_")
 }
