@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from vllm.v1.kv_offload.base import LookupResult
 
@@ -60,6 +62,28 @@ def check_a_store_that_fails_leaves_nothing() -> None:
     assert [one.primary.lookup(key, context) for key in keys] == [LookupResult.MISS] * 4
     other = keys_of("b", 4)
     assert one.store(one.begin("s", other), other) == 4
+
+
+def check_a_chunk_lies_where_its_own_request_has_it() -> None:
+    one = _driven(8)
+    first, other = keys_of("a", 4), keys_of("b", 2)
+    late, early = one.begin("late", first), one.begin("early", other)
+    policy = one.primary._policy
+    policy.on_store_miss(first, late)
+    policy.on_store_miss(other, early)
+    inserted = []
+    evictor = SimpleNamespace(insert=lambda *row: inserted.append(row[:3]), set_evictable=max)
+    with mock.patch.object(policy, "_evictor", evictor):
+        for key in (*first, *other):
+            policy.insert(key, SimpleNamespace(ref_cnt=1))
+    assert inserted == [
+        (first[0], None, 0),
+        (first[1], first[0], 1),
+        (first[2], first[1], 2),
+        (first[3], first[2], 3),
+        (other[0], None, 0),
+        (other[1], other[0], 1),
+    ]
 
 
 def check_a_reset_forgets_everything() -> None:

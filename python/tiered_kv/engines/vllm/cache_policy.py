@@ -17,6 +17,8 @@ from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, positions
 # Of the predictor, for each chunk: its own, and those that it remembers after they left.
 _METADATA_EACH = 1024
 _LEAST_METADATA = 64 << 20
+# Chunks that wait to be inserted, for each that the tier has room for.
+_ANNOUNCED_EACH = 4
 
 
 @dataclasses.dataclass
@@ -73,7 +75,9 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
         super().__init__(cache_capacity)
         self.clock_ns = clock_ns
         self._chunks: dict[bytes, ChunkStatus] = {}
-        self._announced: _Sequence | None = None
+        # Of chunks that may be inserted, the oldest first: what lies before them, and their depth.
+        # vLLM tells each once, and inserts it when there is room, maybe behind other requests'.
+        self._announced: dict[bytes, tuple[bytes | None, int]] = {}
         self._evictor = self._new()
 
     def _new(self) -> Evictor:
@@ -86,9 +90,7 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
     def insert(self, key: bytes, chunk: ChunkStatus) -> None:
         """A chunk is there; which request it is of, `on_store_miss` has told."""
         self._chunks[key] = chunk
-        told = self._announced
-        before = None if told is None else told.before.get(key)
-        depth = 0 if told is None else told.depth.get(key, 0)
+        before, depth = self._announced.pop(key, (None, 0))
         self._evictor.insert(key, before, depth, self.clock_ns())
         if chunk.ref_cnt == 0:
             self._evictor.set_evictable(key, True)
@@ -101,9 +103,14 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
         """Nothing: a request counts once, when it has ended."""
 
-    def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:  # noqa: ARG002
-        """Notes whose chunks are inserted next."""
-        self._announced = self._sequence(req_context)
+    def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
+        """Notes where chunks lie that may be inserted."""
+        told = self._sequence(req_context)
+        for key in keys:
+            self._announced.pop(key, None)
+            self._announced[key] = told.before.get(key), told.depth.get(key, 0)
+        while len(self._announced) > _ANNOUNCED_EACH * self.cache_capacity:
+            del self._announced[next(iter(self._announced))]
 
     def on_request_finished(
         self,
@@ -134,7 +141,7 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
     def clear(self) -> None:
         """Forgets all chunks, and what was learned of them."""
         self._chunks.clear()
-        self._announced = None
+        self._announced.clear()
         self._evictor = self._new()
 
     def mark_evictable(self, key: bytes) -> None:
