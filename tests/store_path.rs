@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 use support::{BLOCK, blocks_of, bytes_of, chain, config, memory_only, namespace, spec};
+use tiered_kv::io_seams::ManualClock;
 use tiered_kv::{
     BlockKey, ComputedBy, Delete, EvictionPolicy, GetOptions, KvLayout, LookupMode, MissReason,
-    NamespaceSpec, PutOptions, PutStatus, Residency, Store, StoreConfig, Tier,
+    NamespaceSpec, PutOptions, PutStatus, Residency, Seams, Store, StoreConfig, Tier,
 };
 
 fn hits(store: &Store, keys: &[BlockKey]) -> Vec<bool> {
@@ -269,7 +271,10 @@ fn blocks_of_several_slabs_come_back_whole_from_every_tier() {
 
 #[test]
 fn a_request_counts_one_access_a_block_and_lookups_none() {
-    let store = Store::open(&memory_only(512 << 10)).expect("opens");
+    // Time stands still: what is expected of a block changes with its age, too.
+    let clock = Arc::new(ManualClock::new(1 << 60));
+    let seams = Seams { clock, ..Seams::default() };
+    let store = Store::open_with(&memory_only(512 << 10), &seams).expect("opens");
     let ns = namespace(&store);
     // 32 slots: two chains of 8, then others push out whichever was used longest ago.
     let (old, kept) = (chain(&ns, 1, 8), chain(&ns, 2, 8));
