@@ -271,15 +271,17 @@ fn blocks_of_several_slabs_come_back_whole_from_every_tier() {
 
 #[test]
 fn a_request_counts_one_access_a_block_and_lookups_none() {
-    // Time stands still: what is expected of a block changes with its age, too.
+    // A second passes and no more: what is expected of a block changes with its age, too.
     let clock = Arc::new(ManualClock::new(1 << 60));
-    let seams = Seams { clock, ..Seams::default() };
+    let seams = Seams { clock: clock.clone(), ..Seams::default() };
+    let later = || clock.advance(1_000_000_000);
     let store = Store::open_with(&memory_only(512 << 10), &seams).expect("opens");
     let ns = namespace(&store);
     // 32 slots: two chains of 8, then others push out whichever was used longest ago.
     let (old, kept) = (chain(&ns, 1, 8), chain(&ns, 2, 8));
     put(&store, &kept);
     put(&store, &old);
+    later();
     for _ in 0..100 {
         store.lookup(&ns, &old, LookupMode::Prefix);
     }
@@ -288,6 +290,7 @@ fn a_request_counts_one_access_a_block_and_lookups_none() {
     request.finish(0, 0);
     let learned = store.predictor().expect("open").expect("the default predicts");
     assert_eq!((learned.policy, learned.requests), ("beta", 1));
+    later();
     put(&store, &chain(&ns, 3, 24));
     assert_eq!(store.lookup(&ns, &kept, LookupMode::Prefix).hits, 8, "used by a request");
     assert_eq!(store.lookup(&ns, &old, LookupMode::Prefix).hits, 0, "only looked up");
