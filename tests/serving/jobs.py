@@ -17,22 +17,23 @@ BLOCK = 32
 LIMIT_S = 600
 
 
+def _python_of(engine: str, name: str) -> Path:
+    """The interpreter that has an engine; the test is skipped where there is none."""
+    told = os.environ.get(f"TIERED_KV_{engine.upper()}_PYTHON")
+    python = Path(told) if told else ROOT / f"build/engines/{engine}/bin/python"
+    if not python.exists():
+        pytest.skip(f"no {name} at {python}: run `make engines`")
+    return python
+
+
 def vllm_python() -> Path:
     """The interpreter that has vLLM; the test is skipped where there is none."""
-    told = os.environ.get("TIERED_KV_VLLM_PYTHON")
-    python = Path(told) if told else ROOT / "build/engines/vllm/bin/python"
-    if not python.exists():
-        pytest.skip(f"no vLLM at {python}: run `make engines`")
-    return python
+    return _python_of("vllm", "vLLM")
 
 
 def lmcache_python() -> Path:
     """The interpreter that has LMCache; the test is skipped where there is none."""
-    told = os.environ.get("TIERED_KV_LMCACHE_PYTHON")
-    python = Path(told) if told else ROOT / "build/engines/lmcache/bin/python"
-    if not python.exists():
-        pytest.skip(f"no LMCache at {python}: run `make engines`")
-    return python
+    return _python_of("lmcache", "LMCache")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,7 @@ asking it for one of the others does.
 
 from __future__ import annotations
 
-import importlib
-
+from tiered_kv.engines._lazy import load
 from tiered_kv.engines.lmcache.native import TieredKVNativePlugin
 
 NATIVE_PLUGIN = "TieredKVNativePlugin"
@@ -21,8 +20,4 @@ __all__ = ["CONNECTOR_ADAPTER", "L2_ADAPTER", "NATIVE_PLUGIN", "TieredKVNativePl
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-        return getattr(module, name)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message, name=name)
+    return load(__name__, _MODULES, name)

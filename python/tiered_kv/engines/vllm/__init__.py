@@ -6,7 +6,7 @@ neither vLLM nor torch; asking it for one of its classes does.
 
 from __future__ import annotations
 
-import importlib
+from tiered_kv.engines._lazy import load
 
 CONNECTOR = "TieredKVConnector"
 TIER = "TieredKV"
@@ -24,8 +24,4 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-        return getattr(module, name)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message, name=name)
+    return load(__name__, _MODULES, name)
