@@ -15,8 +15,10 @@ from unittest import mock
 
 import torch
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     HiddenStateCacheSpec,
+    KVCacheGroupSpec,
     MambaSpec,
     MLAAttentionSpec,
     RSWASpec,
@@ -27,7 +29,8 @@ from tiered_kv import ConfigError, IoFaultError, KvLayout, NamespaceSpec, Unsupp
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines.vllm import identity
 from tiered_kv.engines.vllm.connector import TieredKVConnector
-from tiered_kv.engines.vllm.identity import Adapters, block_tokens, place_of
+from tiered_kv.engines.vllm.groups import Group, groups_of
+from tiered_kv.engines.vllm.identity import Adapters, place_of
 from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
@@ -44,7 +47,11 @@ HIDDEN = HiddenStateCacheSpec(block_size=TOKENS, num_kv_heads=1, head_size=64, d
 DROPS = RSWASpec(
     block_size=TOKENS, num_kv_heads=2, head_size=32, dtype=torch.float32, rswa_window=64
 )
-STATE = MambaSpec(block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float32,))
+STATE = MambaSpec(
+    block_size=TOKENS, shapes=((4, 4),), dtypes=(torch.float32,), mamba_cache_mode="align"
+)
+NGRAM = SimpleNamespace(method="ngram", uses_draft_kv_cache=lambda: False)
+PLAIN = (Group(0, "all", TOKENS),)
 
 
 def _refusal(specs: list[Any], **changes: Any) -> str:
@@ -57,24 +64,24 @@ def _refusal(specs: list[Any], **changes: Any) -> str:
         model_config=SimpleNamespace(**model),
         parallel_config=SimpleNamespace(**{**parallel, **changes}),
         speculative_config=drafts,
+        cache_config=SimpleNamespace(enable_prefix_caching=changes.pop("caching", True)),
     )
-    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    groups = [KVCacheGroupSpec([f"layer {at}"], spec) for at, spec in enumerate(specs)]
     when = "early"
     try:
         assert TieredKVConnector.get_required_kvcache_layout(config) is None
         when = "late"
-        tokens = block_tokens(config, SimpleNamespace(kv_cache_groups=groups))
+        found = groups_of(config, SimpleNamespace(kv_cache_groups=groups))
     except UnsupportedError as error:
         return f"{when}: {error}"
-    assert tokens == TOKENS
+    assert [one.tokens for one in found] == [one.block_size for one in specs]
     return ""
 
 
 def check_what_is_not_served_is_refused_by_name() -> None:
     assert _refusal([FULL]) == ""
-    assert "SlidingWindowSpec" in _refusal([WINDOW])
-    assert "MambaSpec" in _refusal([FULL, STATE])
-    assert "2 groups" in _refusal([FULL, WINDOW])
+    for served in ([WINDOW], [FULL, STATE], [FULL, WINDOW], [WINDOW, FULL, STATE], [STATE]):
+        assert _refusal(served) == ""
     assert "decode_context_parallel_size" in _refusal([FULL], decode_context_parallel_size=2)
     assert _refusal([LATENT]) == ""
     assert "HiddenStateCacheSpec" in _refusal([HIDDEN])
@@ -82,12 +89,26 @@ def check_what_is_not_served_is_refused_by_name() -> None:
     assert "causal" in _refusal([dataclasses.replace(FULL, non_causal=True)])
     for unfit in ({"is_prefix_caching_supported": False}, {"is_diffusion": True}):
         assert "no prefix caching for M" in _refusal([FULL], model=unfit)
-    recurrent = _refusal([FULL], model={"is_hybrid": True})
-    assert recurrent.startswith("early: vllm: M has layers with recurrent state")
+    hybrid = {"model": {"is_hybrid": True}}
+    assert _refusal([FULL, STATE], **hybrid) == ""
+    assert _refusal([FULL], caching=False, **hybrid).startswith(
+        "early: vllm: M has layers with recurrent state, which vLLM keeps at no block's end"
+    )
+    loose = dataclasses.replace(STATE, mamba_cache_mode="none")
+    assert "give `--enable-prefix-caching`" in _refusal([FULL, loose])
+    assert "drafts" in _refusal([FULL, STATE], speculative=NGRAM, **hybrid)
+    assert "drafts" in _refusal([STATE], speculative=NGRAM)
+    chunked = ChunkedLocalAttentionSpec(
+        block_size=TOKENS,
+        num_kv_heads=2,
+        head_size=32,
+        dtype=torch.float32,
+        attention_chunk_size=64,
+    )
+    assert "`--disable-hybrid-kv-cache-manager`" in _refusal([FULL, chunked])
     eagle = SimpleNamespace(method="eagle", uses_draft_kv_cache=lambda: True)
     assert "eagle" in _refusal([FULL], speculative=eagle)
-    ngram = SimpleNamespace(method="ngram", uses_draft_kv_cache=lambda: False)
-    assert _refusal([FULL], speculative=ngram) == ""
+    assert _refusal([FULL], speculative=NGRAM) == ""
 
 
 def _caches() -> dict[str, torch.Tensor]:
@@ -296,8 +317,8 @@ def served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
             ns = store.namespace(SPEC)
             keys = ns.keys_from_tokens(range(blocks * TOKENS))
             assert store.put(ns, keys, [bytes(BLOCK_BYTES)] * blocks).stored == blocks
-            side = SchedulerSide(options, TOKENS)
-            side.attach({(0, 0): Owner(str(options.directory(0, 0)), SPEC)})
+            side = SchedulerSide(options, PLAIN)
+            side.attach({(0, 0): Owner(str(options.directory(0, 0)), (SPEC,))})
             yield side, store
             side.close()
 
@@ -308,7 +329,7 @@ def check_a_hit_is_held_until_the_load_has_ended() -> None:
         for _ in range(3):  # vLLM asks again while it has no room
             assert side.matched(request, TOKENS) == 4 * TOKENS
             assert store.stats()["holds"] == 1
-        side.allocated(request, list(range(10, 17)), 4 * TOKENS)
+        side.allocated(request, (list(range(10, 17)),), 4 * TOKENS)
         (load,) = side.step(output({})).loads
         assert (load.first, load.block_ids) == (1, (11, 12, 13, 14))
         assert store.stats()["holds"] == 1
@@ -320,7 +341,7 @@ def check_a_failed_load_is_not_promised_again() -> None:
     with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
-        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.allocated(request, (list(range(10, 17)),), 5 * TOKENS)
         side.step(output({}))
         side.loaded(["r"], {13, 14})
         assert side.matched(request, 0) == 3 * TOKENS
@@ -336,7 +357,7 @@ def check_what_one_rank_could_not_load_is_not_promised_when_all_have_ended() -> 
     with served(5) as (side, store):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
-        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.allocated(request, (list(range(10, 17)),), 5 * TOKENS)
         side.step(output({}))
         side.loaded([], {12, 13, 14})  # of the first rank to end
         assert store.stats()["holds"] == 1
@@ -423,8 +444,8 @@ def check_what_is_computed_after_a_reset_is_found_by_no_other_process() -> None:
         assert store.put(ns, save.keys[0], [bytes(BLOCK_BYTES)] * 7).stored == 7
         side.saved(1)
         assert side.matched(Request("t", 7 * TOKENS), 0) == 7 * TOKENS - 1
-        other = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), TOKENS)
-        other.attach({(0, 0): Owner(store.health()["drives"][0]["path"], SPEC)})
+        other = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), PLAIN)
+        other.attach({(0, 0): Owner(store.health()["drives"][0]["path"], (SPEC,))})
         assert other.matched(Request("u", 7 * TOKENS), 0) == 0
         # Its reset forgets also what epochs of before have left.
         assert other.reset()
@@ -436,7 +457,7 @@ def check_a_reset_waits_for_loads() -> None:
     with served(5) as (side, _):
         request = Request("r", 7 * TOKENS)
         assert side.matched(request, 0) == 5 * TOKENS
-        side.allocated(request, list(range(10, 17)), 5 * TOKENS)
+        side.allocated(request, (list(range(10, 17)),), 5 * TOKENS)
         side.step(output({}))
         assert not side.reset()
         side.loaded(["r"], set())
@@ -445,5 +466,7 @@ def check_a_reset_waits_for_loads() -> None:
 
 def output(scheduled: dict[str, int]) -> Any:
     """Of vLLM's `SchedulerOutput` what the scheduler's side looks at."""
-    state = SimpleNamespace(get_block_ids=lambda _name: (list(range(10, 17)),))
+    state = SimpleNamespace(
+        get_block_ids=lambda _name: (list(range(10, 17)),), boundary_state_offloads={}
+    )
     return SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)

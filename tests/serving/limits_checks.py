@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from serving.checks import SPEC, TOKENS
+from serving.checks import PLAIN, SPEC, TOKENS
 from tiered_kv import KEY_BYTES, KvLayout, RequestContext
 from tiered_kv._core import describe_spec
 from tiered_kv.blocking import BlockingStore
@@ -23,7 +23,7 @@ from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
 from tiered_kv.engines.vllm.tenancy import Tenancy
-from tiered_kv.engines.vllm.worker import WorkerSide
+from tiered_kv.engines.vllm.worker import Cached, WorkerSide
 
 
 class _Elsewhere(PagedCache):
@@ -40,7 +40,7 @@ def worker_of(paged: PagedCache) -> Iterator[WorkerSide]:
         options = Options.parse(extra)
         spec = dataclasses.replace(SPEC, layout=KvLayout(TOKENS, paged.block_bytes))
         config = options.store_config(options.make_directory(0, 0), 1)
-        worker = WorkerSide(config, spec, paged, 0, 10)
+        worker = WorkerSide(config, [Cached(spec, paged, TOKENS)], 0, 10)
         try:
             yield worker
         finally:
@@ -127,8 +127,8 @@ class _Slow:
 
 
 def check_a_reset_asks_all_ranks_at_once_and_ends_in_time() -> None:
-    side = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), TOKENS)
-    owners = {(0, rank): Owner(f"/kv/{rank}", SPEC) for rank in range(2)}
+    side = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), PLAIN)
+    owners = {(0, rank): Owner(f"/kv/{rank}", (SPEC,)) for rank in range(2)}
     slow = _Slow(2)
     fields = describe_spec(SPEC.canonical())[1]
     rows = [{"namespace": bytes(32), "fields": fields}] * 20

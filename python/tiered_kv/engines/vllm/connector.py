@@ -6,24 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
 from tiered_kv import ConfigError
 from tiered_kv.engines._record import Recorder
-from tiered_kv.engines.vllm.identity import base_spec, block_tokens, place_of, refuse_model
+from tiered_kv.engines.vllm.groups import Group, groups_of, is_plain, main_of
+from tiered_kv.engines.vllm.identity import base_spec, place_of, refuse_model
 from tiered_kv.engines.vllm.messages import Owner, Saved, Step
 from tiered_kv.engines.vllm.metrics import PromMetrics, Stats
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
-from tiered_kv.engines.vllm.worker import WorkerSide
+from tiered_kv.engines.vllm.worker import Cached, WorkerSide
 
 _LOG = init_logger("vllm.tiered_kv")
 
 
-class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's classes are Any here
+# vLLM's classes are Any here.
+class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Keeps the KV blocks of vLLM in host memory and on NVMe, and gives them back.
 
     vLLM makes one in its scheduler and one in each worker. A worker owns the store of its rank; the
@@ -47,15 +54,16 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         if transfer.kv_role != "kv_both":
             message = f"kv_transfer_config: `kv_role` is {transfer.kv_role!r}: give kv_both"
             raise ConfigError(message, op="engines")
-        self._tokens = block_tokens(vllm_config, kv_cache_config)
+        self._groups = groups_of(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             recorder = None
             if self._options.record is not None:
                 name = f"dp{vllm_config.parallel_config.data_parallel_index}"
-                recorder = Recorder(self._options.record, name, self._tokens)
-            self._scheduler = SchedulerSide(self._options, self._tokens, recorder)
+                tokens = self._groups[main_of(self._groups)].tokens
+                recorder = Recorder(self._options.record, name, tokens)
+            self._scheduler = SchedulerSide(self._options, self._groups, recorder)
             if transfer.kv_load_failure_policy != "recompute":
                 _LOG.warning(
                     "kv_load_failure_policy is %r: a block that cannot be read back ends its "
@@ -77,14 +85,19 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Opens the store of this rank, and tries it."""
         config = self._vllm_config
-        paged = PagedCache(kv_caches, self._kv_cache_config.num_blocks)
         ranks = get_pp_group().rank_in_group, get_tp_group().rank_in_group
         place = place_of(config, *ranks, self._options.sharers)
-        spec = base_spec(config, paged, self._tokens, place, self._options.weights)
+        cached = []
+        for group in self._groups:
+            paged = PagedCache(self._caches_of(group, kv_caches), self._kv_cache_config.num_blocks)
+            weights = self._options.weights
+            spec = base_spec(config, paged, group.tokens, place, weights, group.name)
+            cached.append(Cached(spec, paged, group.tokens))
         directory = self._options.make_directory(place.replica, place.rank)
         store = self._options.store_config(directory, place.sharers)
         timeout = self._options.load_timeout_s
-        self._worker = WorkerSide(store, spec, paged, place.rank, timeout)
+        plain = is_plain(self._groups)
+        self._worker = WorkerSide(store, cached, place.rank, timeout, is_plain=plain)
 
     def get_handshake_metadata(self) -> Owner | None:
         """Tells the scheduler where this rank's store is."""
@@ -116,6 +129,13 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
             return None, None
         self._worker.finished(finished_req_ids)
         return None, self._worker.ended() or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Requests whose loads have ended, and those of them that lack a part."""
+        results = super().get_transfer_results(finished_req_ids)
+        if self._worker is not None:
+            results.failed_recving |= self._worker.take_failed_requests()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that a load which has just ended did not fill."""
@@ -156,6 +176,14 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """Puts the counters into vLLM's `/metrics`."""
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
+    def _caches_of(
+        self, group: Group, caches: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """The caches of a group's layers: of a model with one group all, whoever shares them."""
+        if is_plain(self._groups):
+            return caches
+        return {name: caches[name] for name in group.layers if name in caches}
+
     def _step(self) -> Step | None:
         step = self._connector_metadata
         return step if isinstance(step, Step) else None
@@ -176,7 +204,7 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes where the blocks to be loaded go."""
-        self._side().allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._side().allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         """What the workers load and save in this step."""
@@ -186,10 +214,14 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """Notes what the workers have done."""
         side = self._side()
         done = connector_output.kv_connector_worker_meta
+        cuts = None
         if isinstance(done, Saved):
             side.saved(done.steps)
+            cuts = done.cuts
         side.loaded(
-            connector_output.finished_recving or (), connector_output.invalid_block_ids or set()
+            connector_output.finished_recving or (),
+            connector_output.invalid_block_ids or set(),
+            cuts,
         )
 
     def request_finished(
@@ -200,6 +232,12 @@ class TieredKVConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM's cla
         """Forgets a request, whose blocks are free at once: saves have copied them."""
         self._side().finished(request.request_id)
         return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, of a request with blocks of several groups."""
+        return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool | None:
         """Forgets every block of this model, as when its weights are updated."""

@@ -13,11 +13,6 @@ from vllm import envs
 from vllm.config import get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    MLAAttentionSpec,
-    UniformTypeKVCacheSpecs,
-)
 
 from tiered_kv import ConfigError, KvLayout, NamespaceSpec, TieredKvError, UnsupportedError
 from tiered_kv._core import blake3
@@ -104,10 +99,16 @@ def refuse_model(config: Any) -> None:
     refuse_uncachable(config)
     model = config.model_config
     names = ", ".join(model.architectures or ())
-    if model.is_hybrid:
+    if model.is_hybrid and not config.cache_config.enable_prefix_caching:
         raise _unsupported(
-            f"{names} has layers with recurrent state, which cannot be stored yet: leave "
-            "`--kv-transfer-config` out"
+            f"{names} has layers with recurrent state, which vLLM keeps at no block's end without "
+            "prefix caching: give `--enable-prefix-caching`"
+        )
+    if model.is_hybrid and config.speculative_config is not None:
+        raise _unsupported(
+            f"{names} has layers with recurrent state, which may have drafts in it that are "
+            f"refused later, and `speculative_config` has the method "
+            f"{config.speculative_config.method}: leave it out"
         )
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -140,32 +141,8 @@ def refuse_uncachable(config: Any) -> None:
         )
 
 
-def block_tokens(config: Any, cache_config: Any) -> int:
-    """Tokens of a block, where this version of the adapter serves the configuration.
-
-    Args:
-        config: vLLM's configuration.
-        cache_config: Its `KVCacheConfig`.
-
-    Raises:
-        UnsupportedError: It does not; the message names the option.
-    """
-    refuse_model(config)
-    groups = cache_config.kv_cache_groups
-    if len(groups) != 1 or not _whole(groups[0].kv_cache_spec):
-        kinds = ", ".join(sorted({type(one.kv_cache_spec).__name__ for one in groups}))
-        raise _unsupported(
-            f"the model keeps caches of kinds that are not served yet ({len(groups)} groups: "
-            f"{kinds}): only causal attention to all tokens before is, and windows in some layers, "
-            "where `--no-disable-hybrid-kv-cache-manager` is not given: leave "
-            "`--kv-transfer-config` out for others"
-        )
-    tokens: int = groups[0].kv_cache_spec.block_size
-    return tokens
-
-
 def base_spec(
-    config: Any, paged: PagedCache, tokens: int, place: Place, weights: str
+    config: Any, paged: PagedCache, tokens: int, place: Place, weights: str, part: str = ""
 ) -> NamespaceSpec:
     """The namespace of a worker's blocks, without LoRA and salt.
 
@@ -175,11 +152,14 @@ def base_spec(
         tokens: Tokens of a block.
         place: The worker's place.
         weights: What stands for the weights; empty: a digest of their files.
+        part: Which of a block's parts these are; empty where it has but one.
 
     Raises:
         ConfigError: There are no files to digest, and `weights` is empty.
     """
     computed = {"attention": _kernels(config), "cache": paged.describe()}
+    if part:
+        computed["part"] = part
     layout = KvLayout(tokens, paged.block_bytes)
     return spec_of(config, layout, paged.dtype_name, place.parallel, weights, computed)
 
@@ -352,14 +332,6 @@ class Adapters:
             return None
         marks = tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats)
         return _AdapterState(tuple(files), marks, bool(getattr(lora, "is_3d_lora_weight", False)))
-
-
-def _whole(spec: Any) -> bool:
-    """Whether every block is kept until its request's end, and is of the tokens up to its end."""
-    parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
-    # Of these types alone: their subclasses drop blocks, or keep what is no attention's.
-    known = (FullAttentionSpec, MLAAttentionSpec)
-    return all(type(part) in known and not part.non_causal for part in parts)
 
 
 def _unsupported(text: str) -> UnsupportedError:

@@ -26,6 +26,7 @@ class Blocks:
         keys: Packed keys for each rank.
         parents: Key of the block before the first for each rank; empty for none.
         block_ids: Where they are in the engine's cache.
+        group: Which of the adapter's groups they are of.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Blocks:
     keys: tuple[bytes, ...]
     parents: tuple[bytes, ...]
     block_ids: tuple[int, ...]
+    group: int = 0
 
     def keys_of(self, rank: int) -> bytes:
         """The packed keys in the store of a rank."""
@@ -55,13 +57,22 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's classes are Any
 
 @dataclasses.dataclass
 class Saved(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM's classes are Any here
-    """How many steps with saves a worker has done since it last said so."""
+    """What a worker has done since it last said so.
+
+    Attributes:
+        steps: Steps with saves.
+        cuts: By request, the tokens up to which a load of several parts may be tried again.
+    """
 
     steps: int
+    cuts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: Saved) -> Saved:
         """What all workers have done."""
-        return Saved(min(self.steps, other.steps))
+        cuts = dict(self.cuts)
+        for name, tokens in other.cuts.items():
+            cuts[name] = min(tokens, cuts.get(name, tokens))
+        return Saved(min(self.steps, other.steps), cuts)
 
 
 @dataclasses.dataclass
@@ -70,11 +81,11 @@ class Owner(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM's class
 
     Attributes:
         directory: Where its owner listens.
-        spec: The namespace of its blocks without tenancy.
+        specs: The namespaces of its blocks without tenancy, one a group.
     """
 
     directory: str
-    spec: NamespaceSpec
+    specs: tuple[NamespaceSpec, ...]
 
 
 def part(keys: bytes, first: int, last: int) -> bytes:

@@ -16,8 +16,9 @@ class PagedCache:
     """Copies whole blocks between an engine's cache and buffers.
 
     In a buffer the layers of a block lie one behind the other, each as vLLM's logical tensor of the
-    block, contiguous. What a kernel packs into its elements stays as it is: such a block fits only
-    a cache of the same kernel, which is why `describe` is part of the namespace.
+    block, contiguous, and where its elements may begin. What a kernel packs into its elements stays
+    as it is: such a block fits only a cache of the same kernel, which is why `describe` is part of
+    the namespace.
 
     Args:
         caches: The cache of each layer, blocks first; layers may share one.
@@ -30,6 +31,7 @@ class PagedCache:
     def __init__(self, caches: Mapping[str, torch.Tensor], blocks: int) -> None:
         self._layers: list[torch.Tensor] = []
         self._parts: list[slice] = []
+        self._gaps: list[slice] = []
         seen = set()
         at = 0
         for name, cache in caches.items():
@@ -45,9 +47,10 @@ class PagedCache:
             # An attention kernel may take a block in several parts.
             layer = cache.unflatten(0, (blocks, -1))
             size = layer[0].numel() * layer.element_size()
-            if at % layer.element_size():
-                message = f"vllm: layer {name} would begin within an element: types are mixed"
-                raise UnsupportedError(message, op="engines")
+            begin = -(-at // layer.element_size()) * layer.element_size()
+            if begin > at:
+                self._gaps.append(slice(at, begin))
+            at = begin
             self._layers.append(layer)
             self._parts.append(slice(at, at + size))
             at += size
@@ -80,6 +83,8 @@ class PagedCache:
         """Copies blocks of the engine into writable buffers of a block each."""
         for block, buffer in zip(block_ids, buffers, strict=True):
             whole = torch.frombuffer(buffer, dtype=torch.uint8)
+            for gap in self._gaps:
+                whole[gap] = 0
             for layer, part in zip(self._layers, self._parts, strict=True):
                 _typed(whole[part], layer).copy_(layer[block])
 

@@ -24,6 +24,7 @@ from tiered_kv._core import blake3
 from tiered_kv.attached import BlockingAttachedStore
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines._record import Recorder
+from tiered_kv.engines.vllm.groups import NULL_BLOCK, Group, is_plain, main_of, runs, step_of
 from tiered_kv.engines.vllm.identity import Adapters
 from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, part
 from tiered_kv.engines.vllm.metrics import Stats, of_scheduler
@@ -44,23 +45,23 @@ class _Tracked:
         request: vLLM's own.
         tenancy: Whose blocks it uses; None for one that goes without the store.
         context: What is known of it.
-        keys: Packed keys for each rank, of as many of its blocks as were asked for.
+        keys: For each group packed keys for each rank, of as many blocks as were asked for.
+        saved: For each group the blocks that were given to the workers to save.
         epoch: The epoch in which it began, or began anew.
-        first: The first block that the engine lacks, by the last lookup.
-        limit: Blocks that are worth a lookup; fewer after a load has failed.
-        saved: Blocks that were given to the workers to save.
+        first: The first token that the engine lacks, by the last lookup.
+        limit: Tokens that are worth a lookup; fewer after a load has failed.
         holds: What keeps the blocks of the last lookup.
-        loading: Block ids that are being loaded, from block `first` on.
+        loading: Block ids that are being loaded, of all groups; of the only one from `first` on.
     """
 
     request: Any
     tenancy: Tenancy | None
     context: RequestContext
-    keys: list[bytes]
+    keys: list[list[bytes]]
+    saved: list[int]
     epoch: str = ""
     first: int = 0
     limit: int | None = None
-    saved: int = 0
     holds: list[AttachedHold] = dataclasses.field(default_factory=list)
     loading: tuple[int, ...] = ()
 
@@ -70,23 +71,28 @@ class _Tracked:
             hold.release()
         self.holds = []
 
+    def cut(self, tokens: int) -> None:
+        """Whatever a lookup says: what is behind is computed now, and stored again."""
+        self.limit = tokens if self.limit is None else min(self.limit, tokens)
+
 
 class _Rank:
     """The store of a rank, seen from the scheduler."""
 
     def __init__(self, owner: Owner) -> None:
         self.directory = owner.directory
-        self.spec: NamespaceSpec = owner.spec
+        self.specs: tuple[NamespaceSpec, ...] = owner.specs
         self.store: BlockingAttachedStore = BlockingStore.attach(owner.directory)
-        self._namespaces: dict[Tenancy, Namespace] = {}
+        self._namespaces: dict[tuple[Tenancy, int], Namespace] = {}
 
-    def namespace(self, tenancy: Tenancy) -> Namespace:
-        """The namespace of a tenancy; handles are cheap to make again."""
-        found = self._namespaces.get(tenancy)
+    def namespace(self, tenancy: Tenancy, group: int) -> Namespace:
+        """The namespace of a group for a tenancy; handles are cheap to make again."""
+        found = self._namespaces.get((tenancy, group))
         if found is None:
             if len(self._namespaces) >= _NAMESPACES_KEPT:
                 self._namespaces.clear()
-            found = self._namespaces[tenancy] = self.store.namespace(tenancy.of(self.spec))
+            found = self.store.namespace(tenancy.of(self.specs[group]))
+            self._namespaces[tenancy, group] = found
         return found
 
 
@@ -95,14 +101,19 @@ class SchedulerSide:
 
     Args:
         options: The options of the flag.
-        tokens: Tokens of a block.
+        groups: The parts that a block of tokens has.
         recorder: What writes down the requests, None for nothing.
     """
 
-    def __init__(self, options: Options, tokens: int, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, options: Options, groups: Sequence[Group], recorder: Recorder | None = None
+    ) -> None:
         self._options = options
         self.recorder = recorder
-        self._tokens = tokens
+        self._groups = tuple(groups)
+        self._is_plain = is_plain(groups)
+        self._step = step_of(groups)
+        self._main = main_of(groups)
         self._ranks: list[_Rank] = []
         self._requests: dict[str, _Tracked] = {}
         self.adapters = Adapters()
@@ -125,30 +136,36 @@ class SchedulerSide:
 
         None where this is not known yet, since an adapter's files are being read: vLLM asks again.
 
-        All ranks must have a block for it to count. It may be asked again and again, with no effect
-        but that the blocks are held. Of a prompt that is stored whole the last token is left to be
-        computed, since its output is what the engine needs.
+        All ranks must have a block for it to count, and all parts that the next token needs. It may
+        be asked again and again, with no effect but that the blocks are held. Of a prompt that is
+        stored whole the last token is left to be computed, since its output is what the engine
+        needs; the whole last block where a state of its end would be of no use for that.
         """
         if not self.adapters.ready(request.lora_request):
             return None
         tracked = self._track(request)
-        tracked.saved = 0
-        if tracked.tenancy is None or computed % self._tokens or request.skip_reading_prefix_cache:
+        tracked.saved = [0] * len(self._groups)
+        if tracked.tenancy is None or computed % self._step or request.skip_reading_prefix_cache:
             return 0
-        first = computed // self._tokens
-        last = request.num_tokens // self._tokens
+        left: int = request.num_tokens - 1 - computed
+        last = (request.num_tokens - (not self._is_plain)) // self._step * self._step
         if tracked.limit is not None:
-            last = min(last, tracked.limit)
+            last = min(last, tracked.limit // self._step * self._step)
         try:
-            hits = self._hold(tracked, tracked.tenancy, first, last)
+            hits = self._hold(tracked, tracked.tenancy, computed, last)
         except TieredKvError as error:
             self._fault(error)
             return 0
-        left: int = request.num_tokens - 1 - computed
-        return max(0, min(hits * self._tokens, left))
+        return max(0, min(hits, left))
 
-    def allocated(self, request: Any, block_ids: Sequence[int], external: int) -> None:
-        """Notes that the engine has made room for `external` tokens to be loaded."""
+    def allocated(self, request: Any, block_ids: Sequence[Sequence[int]], external: int) -> None:
+        """Notes that the engine has made room for `external` tokens to be loaded.
+
+        Args:
+            request: vLLM's own.
+            block_ids: For each of vLLM's groups where the request's blocks are.
+            external: How many tokens.
+        """
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.tenancy is None:
             return
@@ -156,9 +173,15 @@ class SchedulerSide:
             if not tracked.loading:
                 tracked.release()
             return
-        first, last = tracked.first, tracked.first + -(-external // self._tokens)
-        tracked.loading = tuple(block_ids[first:last])
-        self._loads.append(_blocks(tracked, tracked.tenancy, first, tracked.loading))
+        loading: list[int] = []
+        for at, group in enumerate(self._groups):
+            first = tracked.first // group.tokens
+            last = -(-(tracked.first + external) // group.tokens)
+            # Of what the next token needs no more, the engine has no blocks.
+            for begin, ids in runs(first, block_ids[group.index][first:last]):
+                self._loads.append(_blocks(tracked, tracked.tenancy, at, begin, ids))
+                loading += ids
+        tracked.loading = tuple(loading)
 
     def step(self, output: Any) -> Step:
         """What the workers do in a step that vLLM has scheduled, by its `SchedulerOutput`."""
@@ -177,16 +200,15 @@ class SchedulerSide:
             # Drafts may be refused, and a token that is being sampled is not known yet: only what
             # is known by now is what will have been computed when the step ends.
             tokens = min(request.num_computed_tokens + scheduled, request.num_tokens)
-            first, last = tracked.saved, tokens // self._tokens
-            if last <= first:
-                continue
+            states = state.boundary_state_offloads.get(request_id, ())
             try:
-                self._extend(tracked, tracked.tenancy, last)
+                for at, group in enumerate(self._groups):
+                    if group.kind == "state":
+                        self._save_states(step, tracked, at, tokens, states)
+                    else:
+                        self._save_filled(step, tracked, at, tokens, block_ids[group.index])
             except TieredKvError as error:
                 self._fault(error)
-                continue
-            tracked.saved = last
-            step.saves.append(_blocks(tracked, tracked.tenancy, first, block_ids[0][first:last]))
         self._unsaved_steps += bool(step.saves)
         return step
 
@@ -194,18 +216,30 @@ class SchedulerSide:
         """Notes that all workers have done steps with saves."""
         self._unsaved_steps -= steps
 
-    def loaded(self, request_ids: Iterable[str], failed: set[int]) -> None:
+    def loaded(
+        self,
+        request_ids: Iterable[str],
+        failed: set[int],
+        cuts: Mapping[str, int] | None = None,
+    ) -> None:
         """Notes that loads have ended, and which of the engine's blocks were not filled.
 
         A rank tells at once what it could not fill; a load has ended when all ranks have said so,
         which may be some steps later.
+
+        Args:
+            request_ids: Whose loads have ended.
+            failed: Block ids, where there is but one group.
+            cuts: By request, up to how many tokens a load of several parts may be tried again.
         """
+        for request_id, tokens in (cuts or {}).items():
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.cut(tokens)
         for tracked in self._requests.values() if failed else ():
             bad = [at for at, block in enumerate(tracked.loading) if block in failed]
             if bad:
-                # Whatever a lookup says of them: these are computed now, and stored again.
-                worth = tracked.first + bad[0]
-                tracked.limit = worth if tracked.limit is None else min(tracked.limit, worth)
+                tracked.cut(tracked.first + bad[0] * self._step)
         for request_id in request_ids:
             done = self._requests.get(request_id)
             if done is not None:
@@ -281,11 +315,12 @@ class SchedulerSide:
             return
         tokens = request.num_prompt_tokens
         try:
-            self._extend(tracked, tenancy, tokens // self._tokens)
+            self._extend(tracked, tenancy, self._main, tokens // self._groups[self._main].tokens)
         except TieredKvError as error:
             self._fault(error)
             return
-        self.recorder.begin(request.request_id, tracked.context, tokens, tracked.keys[0])
+        keys = tracked.keys[self._main][0]
+        self.recorder.begin(request.request_id, tracked.context, tokens, keys)
 
     def _record_end(self, tracked: _Tracked) -> None:
         request, tenancy = tracked.request, tracked.tenancy
@@ -294,10 +329,10 @@ class SchedulerSide:
         keys = b""
         if tenancy is not None:
             # Of the last token nobody has computed keys and values.
-            blocks = max(0, request.num_tokens - 1) // self._tokens
+            blocks = max(0, request.num_tokens - 1) // self._groups[self._main].tokens
             try:
-                self._extend(tracked, tenancy, blocks)
-                keys = part(tracked.keys[0], 0, blocks)
+                self._extend(tracked, tenancy, self._main, blocks)
+                keys = part(tracked.keys[self._main][0], 0, blocks)
             except TieredKvError as error:
                 self._fault(error)
         self.recorder.end(request.request_id, request.num_tokens, keys)
@@ -307,9 +342,10 @@ class SchedulerSide:
         if tracked is None or tracked.epoch != self._epoch:
             if tracked is not None:
                 tracked.release()
-            keys = [b""] * len(self._ranks)
+            keys = [[b""] * len(self._ranks) for _ in self._groups]
+            saved = [0] * len(self._groups)
             context = request_context(request.kv_transfer_params, request.session_id)
-            tracked = _Tracked(request, self._tenancy(request), context, keys, self._epoch)
+            tracked = _Tracked(request, self._tenancy(request), context, keys, saved, self._epoch)
             self._requests[request.request_id] = tracked
             self._record_begin(tracked)
         return tracked
@@ -328,32 +364,97 @@ class SchedulerSide:
         digest = blake3(salt.encode("utf-8", "surrogatepass")) if salt else ""
         return Tenancy(lora, digest, self._epoch)
 
+    def _save_filled(
+        self, step: Step, tracked: _Tracked, at: int, tokens: int, block_ids: Sequence[int]
+    ) -> None:
+        """Has what blocks of a group the step fills saved, but those that windows have left."""
+        first, last = tracked.saved[at], tokens // self._groups[at].tokens
+        if last <= first or tracked.tenancy is None:
+            return
+        self._extend(tracked, tracked.tenancy, at, last)
+        tracked.saved[at] = last
+        for begin, ids in runs(first, block_ids[first:last]):
+            step.saves.append(_blocks(tracked, tracked.tenancy, at, begin, ids))
+
+    def _save_states(
+        self,
+        step: Step,
+        tracked: _Tracked,
+        at: int,
+        tokens: int,
+        states: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """Has those states saved that are at a block's end when the step ends.
+
+        In which block one is only vLLM knows: it moves them about, and tells.
+        """
+        group = self._groups[at]
+        for index, block, boundary in states:
+            whole = boundary > 0 and boundary % group.tokens == 0
+            if index == group.index and block != NULL_BLOCK and whole and boundary <= tokens:
+                place = boundary // group.tokens
+                if tracked.tenancy is not None:
+                    self._extend(tracked, tracked.tenancy, at, place)
+                    step.saves.append(_blocks(tracked, tracked.tenancy, at, place - 1, [block]))
+
     def _hold(self, tracked: _Tracked, tenancy: Tenancy, first: int, last: int) -> int:
-        """Holds what all ranks have of some blocks; returns how many these are."""
+        """Holds what all ranks have from a token on; returns how many tokens these are.
+
+        Where a block is gone between the lookup and its hold, all of it is a miss.
+        """
+        end = last if self._is_plain else self._whole(tracked, tenancy, first, last)
         held: list[AttachedHold] = []
-        if first < last:
-            self._extend(tracked, tenancy, last)
-            for rank, keys in zip(self._ranks, tracked.keys, strict=True):
-                wanted = part(keys, first, last)
-                held.append(rank.store.hold(rank.namespace(tenancy), wanted, _HOLD_S))
+        hits = max(0, end - first)
+        for at, group in enumerate(self._groups if hits else ()):
+            self._extend(tracked, tenancy, at, end // group.tokens)
+            begin = max(first // group.tokens, group.needed(end))
+            for rank, keys in zip(self._ranks, tracked.keys[at], strict=True):
+                wanted = part(keys, begin, end // group.tokens)
+                hold = rank.store.hold(rank.namespace(tenancy, at), wanted, _HOLD_S)
+                held.append(hold)
+                if self._is_plain:
+                    hits = min(hits, hold.hits * group.tokens)
+                elif hold.hits < end // group.tokens - begin:
+                    hits = 0
         # What was held before goes only now, so that nothing is let go in between.
         tracked.release()
         tracked.first, tracked.holds = first, held
-        hits = min((hold.hits for hold in held), default=0)
         if not hits:
             tracked.release()
         return hits
 
-    def _extend(self, tracked: _Tracked, tenancy: Tenancy, blocks: int) -> None:
-        """Makes the keys of so many blocks, for each rank."""
+    def _whole(self, tracked: _Tracked, tenancy: Tenancy, first: int, last: int) -> int:
+        """Up to which token all ranks have every part that the next one needs.
+
+        Each group may lower the end, and has to have what a lower one needs.
+        """
+        end, agreed = last, 0
+        at = self._main
+        while end > first and agreed < len(self._groups):
+            group = self._groups[at]
+            self._extend(tracked, tenancy, at, end // group.tokens)
+            for rank, keys in zip(self._ranks, tracked.keys[at], strict=True):
+                wanted = part(keys, first // group.tokens, end // group.tokens)
+                namespace = rank.namespace(tenancy, at)
+                found = rank.store.lookup_hybrid(namespace, [(wanted, group.rule)])
+                fits = (first + found * group.tokens) // self._step * self._step
+                if fits < end:
+                    end, agreed = fits, 0
+            agreed += 1
+            at = (at + 1) % len(self._groups)
+        return end
+
+    def _extend(self, tracked: _Tracked, tenancy: Tenancy, group: int, blocks: int) -> None:
+        """Makes the keys of so many blocks of a group, for each rank."""
+        size = self._groups[group].tokens
         for at, rank in enumerate(self._ranks):
-            keys = tracked.keys[at]
+            keys = tracked.keys[group][at]
             have = len(keys) // KEY_BYTES
             if have < blocks:
-                tokens = tracked.request.all_token_ids[have * self._tokens : blocks * self._tokens]
+                tokens = tracked.request.all_token_ids[have * size : blocks * size]
                 parent = keys[-KEY_BYTES:] if have else None
-                more = rank.namespace(tenancy).keys_from_tokens(tokens, parent)
-                tracked.keys[at] = keys + more
+                more = rank.namespace(tenancy, group).keys_from_tokens(tokens, parent)
+                tracked.keys[group][at] = keys + more
 
     def _fault(self, error: TieredKvError) -> None:
         """Counts a fault, which is a miss, and tells of the first one."""
@@ -363,17 +464,21 @@ class SchedulerSide:
 
 
 def _forget(rank: _Rank, end_s: float) -> bool:
-    return forget_model(rank.directory, rank.spec, end_s)
+    return all(forget_model(rank.directory, spec, end_s) for spec in rank.specs)
 
 
-def _blocks(tracked: _Tracked, tenancy: Tenancy, first: int, block_ids: Sequence[int]) -> Blocks:
+def _blocks(
+    tracked: _Tracked, tenancy: Tenancy, group: int, first: int, block_ids: Sequence[int]
+) -> Blocks:
     last = first + len(block_ids)
+    packed = tracked.keys[group]
     return Blocks(
         request_id=tracked.request.request_id,
         tenancy=tenancy,
         context=tracked.context,
         first=first,
-        keys=tuple(part(keys, first, last) for keys in tracked.keys),
-        parents=tuple(part(keys, first - 1, first) if first else b"" for keys in tracked.keys),
+        keys=tuple(part(keys, first, last) for keys in packed),
+        parents=tuple(part(keys, first - 1, first) if first else b"" for keys in packed),
         block_ids=tuple(block_ids),
+        group=group,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
@@ -29,6 +29,27 @@ _BATCH_PART = 8
 _NAMESPACES_KEPT = 1024
 
 
+class Cached(NamedTuple):
+    """A group of the rank's layers.
+
+    Attributes:
+        spec: The namespace of its blocks, without LoRA and salt.
+        paged: The engine's cache of its layers.
+        tokens: Tokens of a block.
+    """
+
+    spec: NamespaceSpec
+    paged: PagedCache
+    tokens: int
+
+
+class _Cut(NamedTuple):
+    """Where a load ended early: so many blocks of one group were filled, none of those behind."""
+
+    blocks: Blocks
+    filled: int
+
+
 class WorkerSide:
     """Loads blocks beside the engine's steps, and saves them at the end of each.
 
@@ -38,10 +59,11 @@ class WorkerSide:
 
     Args:
         config: The configuration of the rank's store, whose directory is there.
-        spec: The namespace of its blocks, without LoRA and salt.
-        paged: The engine's cache.
+        groups: The engine's cache, by groups of layers.
         rank: The worker's rank.
         load_timeout_s: Seconds after which a load is a miss.
+        is_plain: Whether a load that is cut keeps the blocks that it has filled: so it is where
+            there is one group that needs all of them. Otherwise the engine begins anew.
 
     Raises:
         TieredKvError: The store cannot be opened, or does not give back what is written.
@@ -50,43 +72,49 @@ class WorkerSide:
     def __init__(
         self,
         config: StoreConfig,
-        spec: NamespaceSpec,
-        paged: PagedCache,
+        groups: Sequence[Cached],
         rank: int,
         load_timeout_s: float,
+        *,
+        is_plain: bool = True,
     ) -> None:
-        self._spec = spec
-        self._paged = paged
+        self._groups = tuple(groups)
         self._rank = rank
         self._load_timeout_s = load_timeout_s
+        self._is_plain = is_plain
         self._store = BlockingStore.open(config)
         try:
-            self_test(self._store, paged.block_bytes)
-            self._store.namespace(spec)
+            for size in sorted({one.paged.block_bytes for one in self._groups}):
+                self_test(self._store, size)
+            for one in self._groups:
+                self._store.namespace(one.spec)
         except BaseException:
             self._store.close()
             raise
         self._directory = Path(self._store.health()["drives"][0]["path"])
-        self._namespaces: dict[Tenancy, Namespace] = {}
+        self._namespaces: dict[tuple[Tenancy, int], Namespace] = {}
         self._requests: dict[str, Request] = {}
-        self._loader = ThreadPoolExecutor(1, "tiered-kv-load", paged.use_device)
-        self._loads: dict[str, tuple[Blocks, Future[set[int]], float]] = {}
+        device = self._groups[0].paged
+        self._loader = ThreadPoolExecutor(1, "tiered-kv-load", device.use_device)
+        self._loads: dict[str, tuple[list[Blocks], Future[_Cut | None], float]] = {}
         self._told = True
         self.stopped = threading.Event()
         self._failed: set[int] = set()
+        self._failed_requests: set[str] = set()
+        self._cuts: dict[str, int] = {}
         self._saved_steps = 0
         self.faults = 0
         self.cut_loads = 0
         have = self.stats()
         self._reporter = Reporter(rank, have)
         batch = min(_BATCH_BYTES, have["dram"]["capacity_bytes"] // _BATCH_PART)
-        self._batch = max(1, batch // paged.block_bytes)
+        self._batches = [max(1, batch // one.paged.block_bytes) for one in self._groups]
         _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have["nvme"])
 
     @property
     def owner(self) -> Owner:
         """What the scheduler needs to attach."""
-        return Owner(str(self._directory), self._spec)
+        return Owner(str(self._directory), tuple(one.spec for one in self._groups))
 
     def stats(self) -> dict[str, Any]:
         """What the store counts, and `adapter`: faults and loads cut short."""
@@ -102,15 +130,18 @@ class WorkerSide:
 
     def start(self, step: Step) -> None:
         """Begins the loads of a step."""
+        loads: dict[str, list[Blocks]] = {}
         for blocks in step.loads:
-            future: Future[set[int]] = Future()
+            loads.setdefault(blocks.request_id, []).append(blocks)
+        for name, parts in loads.items():
+            future: Future[_Cut | None] = Future()
             try:
-                namespace = self._namespace(blocks.tenancy)
-                request = self._request(blocks, namespace)
-                future = self._loader.submit(self._load, blocks, namespace, request)
+                known = [(one, self._namespace(one)) for one in parts]
+                requests = [self._request(one, namespace) for one, namespace in known]
+                future = self._loader.submit(self._load_all, known, requests[0])
             except TieredKvError as error:
                 future.set_exception(error)
-            self._loads[blocks.request_id] = (blocks, future, monotonic())
+            self._loads[name] = (parts, future, monotonic())
 
     def save(self, step: Step) -> None:
         """Copies the blocks that the step has computed into the store.
@@ -131,14 +162,20 @@ class WorkerSide:
         """Requests whose loads have ended; the engine's blocks are touched no more."""
         ended = {name for name, (_, future, _) in self._loads.items() if future.done()}
         for name in ended:
-            blocks, future, begun_s = self._loads.pop(name)
+            parts, future, begun_s = self._loads.pop(name)
             self._reporter.took("load_seconds", monotonic() - begun_s)
             error = future.exception()
-            if error is None:
-                self._failed |= future.result()
-            else:
+            cut = _Cut(parts[0], 0) if error is not None else future.result()
+            if error is not None:
                 self._fault("load", error)
-                self._failed.update(blocks.block_ids)
+            if cut is None:
+                continue
+            if self._is_plain:
+                self._failed.update(cut.blocks.block_ids[cut.filled :])
+            else:
+                self._failed_requests.add(name)
+                tokens = self._groups[cut.blocks.group].tokens
+                self._cuts[name] = (cut.blocks.first + cut.filled) * tokens
         return ended
 
     def take_failed(self) -> set[int]:
@@ -146,10 +183,16 @@ class WorkerSide:
         failed, self._failed = self._failed, set()
         return failed
 
+    def take_failed_requests(self) -> set[str]:
+        """Requests whose ended loads did not fill all, each told once."""
+        failed, self._failed_requests = self._failed_requests, set()
+        return failed
+
     def take_saved(self) -> Saved | None:
-        """Steps with saves since the last call, None for none."""
+        """Steps with saves and loads cut short since the last call, None for none."""
         steps, self._saved_steps = self._saved_steps, 0
-        return Saved(steps) if steps else None
+        cuts, self._cuts = self._cuts, {}
+        return Saved(steps, cuts) if steps or cuts else None
 
     def finished(self, request_ids: Iterable[str]) -> None:
         """Counts the accesses of requests that have ended."""
@@ -171,12 +214,14 @@ class WorkerSide:
         self.finished(list(self._requests))
         self._store.close()
 
-    def _namespace(self, tenancy: Tenancy) -> Namespace:
-        found = self._namespaces.get(tenancy)
+    def _namespace(self, blocks: Blocks) -> Namespace:
+        key = (blocks.tenancy, blocks.group)
+        found = self._namespaces.get(key)
         if found is None:
             if len(self._namespaces) >= _NAMESPACES_KEPT:
                 self._namespaces.clear()
-            found = self._namespaces[tenancy] = self._store.namespace(tenancy.of(self._spec))
+            spec = blocks.tenancy.of(self._groups[blocks.group].spec)
+            found = self._namespaces[key] = self._store.namespace(spec)
         return found
 
     def _request(self, blocks: Blocks, namespace: Namespace) -> Request:
@@ -189,8 +234,9 @@ class WorkerSide:
         return request
 
     def _save(self, blocks: Blocks) -> None:
-        namespace = self._namespace(blocks.tenancy)
+        namespace = self._namespace(blocks)
         request = self._request(blocks, namespace)
+        paged = self._groups[blocks.group].paged
         reservation = self._store.reserve(
             namespace,
             blocks.keys_of(self._rank),
@@ -204,7 +250,7 @@ class WorkerSide:
                 return
             views = [reservation[at] for at in free]
             try:
-                self._paged.read([blocks.block_ids[at] for at in free], views)
+                paged.read([blocks.block_ids[at] for at in free], views)
             finally:
                 # A block with a writable view alive is not published.
                 for one in views:
@@ -212,16 +258,25 @@ class WorkerSide:
                         one.release()
             self._store.publish(reservation)
 
-    def _load(self, blocks: Blocks, namespace: Namespace, request: Request) -> set[int]:
-        """Fills the engine's blocks; returns those that were not.
+    def _load_all(self, parts: Sequence[tuple[Blocks, Namespace]], request: Request) -> _Cut | None:
+        """Fills the engine's blocks of each group in turn; returns where it was cut short."""
+        for blocks, namespace in parts:
+            filled = self._load(blocks, namespace, request)
+            if filled < len(blocks.block_ids):
+                return _Cut(blocks, filled)
+        return None
+
+    def _load(self, blocks: Blocks, namespace: Namespace, request: Request) -> int:
+        """Fills the engine's blocks; returns how many, from the first.
 
         A batch is read from the drives while the one before it is copied.
         """
         keys = blocks.keys_of(self._rank)
-        size, count = self._batch, len(blocks.block_ids)
+        paged, size = self._groups[blocks.group].paged, self._batches[blocks.group]
+        count = len(blocks.block_ids)
         for first in range(0, count, size):
             if self.stopped.is_set():
-                return set(blocks.block_ids[first:])
+                return first
             last = min(first + size, count)
             self._store.prefetch(namespace, part(keys, last, min(last + size, count)))
             with self._store.get(
@@ -229,14 +284,14 @@ class WorkerSide:
             ) as leases:
                 hits = leases.hits
                 views = [leases[at] for at in range(hits)]
-                self._paged.write(blocks.block_ids[first : first + hits], views)
+                paged.write(blocks.block_ids[first : first + hits], views)
                 views.clear()
                 why = None if hits == last - first else leases.reasons[hits]
             if hits < last - first:
                 self._cut(count - first - hits, why)
                 # A block is of no use without those before it.
-                return set(blocks.block_ids[first + hits :])
-        return set()
+                return first + hits
+        return count
 
     def _cut(self, blocks: int, why: str | None) -> None:
         """Counts a load that was cut short, and tells of the first one."""
