@@ -46,6 +46,7 @@ class Round:
     external: int
     preemptions: int
     reset: bool | None
+    dropped: int
 
 
 def environment() -> dict[str, str]:
@@ -63,7 +64,7 @@ def environment() -> dict[str, str]:
 
 
 def make(what: str, python: Path, directory: Path, seed: int = 0) -> Path:
-    """A tiny "model" in a directory, one with "windows", or an "adapter" of the first."""
+    """A tiny "model" in a directory, one with "windows" or "states", or an "adapter"."""
     command = [str(python), str(HERE / "model.py"), what, str(directory), str(seed)]
     subprocess.run(command, check=True, env=environment(), timeout=LIMIT_S, capture_output=True)
     return directory

@@ -1,7 +1,8 @@
-"""Makes what an engine loads: `python model.py (model | windows | adapter) DIRECTORY SEED`.
+"""Makes what an engine loads: `python model.py KIND DIRECTORY SEED`, one of
+`model`, `windows`, `states`, `adapter`.
 
-A tiny model of random weights, one with windows in some layers, or a LoRA adapter of the first,
-whose every token changes the answers.
+A tiny model of random weights, one with windows in some layers, one with recurrent state in some, or
+a LoRA adapter of the first, whose every token changes the answers.
 """
 
 from __future__ import annotations
@@ -57,6 +58,27 @@ def windows(directory: str, seed: int) -> None:
     tf.Gemma3ForCausalLM(config).float().save_pretrained(directory)
 
 
+def states(directory: str, seed: int) -> None:
+    """Writes a model of random weights in which every other layer keeps a state of all tokens."""
+    import torch
+    import transformers as tf
+
+    torch.manual_seed(seed)
+    shape = {**SHAPE, "num_hidden_layers": 4}
+    config = tf.Lfm2Config(
+        **shape,
+        layer_types=["conv", "full_attention"] * 2,
+        conv_L_cache=3,
+        block_auto_adjust_ff_dim=False,
+        pad_token_id=0,
+    )
+    made = tf.Lfm2ForCausalLM(config).float()
+    # By these names vLLM reads what transformers calls otherwise by now.
+    made.config.update({"conv_dim": HIDDEN, "block_dim": HIDDEN, "block_ff_dim": 192})
+    made.config.update({"block_multiple_of": 64, "block_ffn_dim_multiplier": 1.0})
+    made.save_pretrained(directory)
+
+
 def adapter(directory: str, seed: int) -> None:
     """Writes a LoRA adapter of random weights for keys and values."""
     import torch
@@ -82,6 +104,5 @@ def adapter(directory: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    {"model": model, "windows": windows, "adapter": adapter}[sys.argv[1]](
-        sys.argv[2], int(sys.argv[3])
-    )
+    kinds = {"model": model, "windows": windows, "states": states, "adapter": adapter}
+    kinds[sys.argv[1]](sys.argv[2], int(sys.argv[3]))

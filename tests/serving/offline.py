@@ -7,7 +7,8 @@ it is by default; and `rounds`.
 A round has `prompts` of token ids, `max_tokens`, and optionally `salts`, one a prompt; `follow`,
 whether each prompt comes behind that of the last round and its answer; `lora`, the number and the
 directory of an adapter; `damage`, a directory and what is done to its segments before the round,
-"truncate", "lengthen" or "delete"; and `reset`, whether the engine's own cache is emptied before
+"truncate", "lengthen" or "delete"; `drop`, a directory and a part, all of whose blocks are deleted
+before the round, "all", "window" or "state"; and `reset`, whether the engine's own cache is emptied before
 it, or, where it is "external", also the connector's.
 """
 
@@ -36,6 +37,22 @@ def _damage(directory: str, kind: str) -> None:
             os.truncate(path, 4096 if kind == "truncate" else path.stat().st_size + 4096)
 
 
+def _drop(directory: str, kind: str) -> int:
+    """Deletes one part of every block of a store that is in use, by its operator's interface."""
+    from tiered_kv._core import Operator
+    from tiered_kv.operator import blocks, namespaces
+
+    core = Operator.attach(directory)
+    dropped = 0
+    for row in list(namespaces(core)):
+        _, _, name = ((row["fields"] or {}).get("engine") or "").partition(" part=")
+        if name.split(" ")[1:2] == [kind]:
+            keys = b"".join(one["key"] for one in blocks(core, row["namespace"]))
+            dropped += core.delete_keys(row["namespace"], keys, 30.0)[0]
+    core.close()
+    return dropped
+
+
 def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str, Any]:
     from vllm import SamplingParams
 
@@ -44,6 +61,7 @@ def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str,
         _damage(*job["damage"])
     if job.get("reset"):
         reset = llm.reset_prefix_cache(reset_connector=job["reset"] == "external")
+    dropped = _drop(*job["drop"]) if job.get("drop") else 0
     before = _counted(llm, "vllm:external_prefix_cache_hits")
     asked = job["prompts"]
     if job.get("follow"):
@@ -71,6 +89,7 @@ def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str,
         "external": _counted(llm, "vllm:external_prefix_cache_hits") - before,
         "preemptions": _counted(llm, "vllm:num_preemptions"),
         "reset": reset,
+        "dropped": dropped,
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from serving import (
     checks,
+    hybrid_checks,
     identity_checks,
     limits_checks,
     metrics_checks,
@@ -19,7 +20,15 @@ from serving import (
     tier_checks,
 )
 
-MODULES = (checks, identity_checks, limits_checks, metrics_checks, policy_checks, tier_checks)
+MODULES = (
+    checks,
+    hybrid_checks,
+    identity_checks,
+    limits_checks,
+    metrics_checks,
+    policy_checks,
+    tier_checks,
+)
 CHECKS = {
     name: what
     for module in MODULES
