@@ -126,10 +126,11 @@ def _vllms_hit(specs: Sequence[Any], request: Request, have: Sequence[set[int]])
     for group, (spec, places) in enumerate(zip(specs, have, strict=True)):
         scale = spec.block_size // TOKENS
         for at in places:
-            name = b"".join(hashes[at * scale : (at + 1) * scale])
+            # A long block has the name of its last part.
+            name = make_block_hash_with_group_id(hashes[(at + 1) * scale - 1], group)
             (block,) = pool.get_new_blocks(1)
-            block.block_hash = make_block_hash_with_group_id(name, group)
-            pool.cached_block_hash_to_block.insert(block.block_hash, block)
+            block.set_block_hash(name, (at + 1) * spec.block_size)
+            pool.cached_block_hash_to_block.insert(name, block)
     return int(coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)[1])
 
 

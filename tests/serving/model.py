@@ -1,8 +1,7 @@
-"""Makes what an engine loads: `python model.py KIND DIRECTORY SEED`, one of
-`model`, `windows`, `states`, `adapter`.
+"""Makes what an engine loads: `python model.py (model | windows | states | adapter) PATH SEED`.
 
-A tiny model of random weights, one with windows in some layers, one with recurrent state in some, or
-a LoRA adapter of the first, whose every token changes the answers.
+A tiny model of random weights, one with windows in some layers, one with recurrent state in some,
+or a LoRA adapter of the first, whose every token changes the answers.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A round has `prompts` of token ids, `max_tokens`, and optionally `salts`, one a 
 whether each prompt comes behind that of the last round and its answer; `lora`, the number and the
 directory of an adapter; `damage`, a directory and what is done to its segments before the round,
 "truncate", "lengthen" or "delete"; `drop`, a directory and a part, all of whose blocks are deleted
-before the round, "all", "window" or "state"; and `reset`, whether the engine's own cache is emptied before
-it, or, where it is "external", also the connector's.
+before the round, "all", "window" or "state"; and `reset`, whether the engine's own cache is emptied
+before it, or, where it is "external", also the connector's.
 """
 
 from __future__ import annotations

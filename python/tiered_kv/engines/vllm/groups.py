@@ -142,7 +142,7 @@ def _group(index: int, told: Any, config: Any) -> Group:
 
 
 def _plain_window(spec: Any) -> bool:
-    return not (spec.non_causal or spec.prefix_replay_tokens or not spec.prefix_cacheable)
+    return spec.prefix_cacheable and not spec.prefix_replay_tokens
 
 
 def _refuse_states(config: Any, specs: Sequence[Any]) -> None:
