@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 
-from tiered_kv import ConfigError
+from tiered_kv import ConfigError, UnsupportedError
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.groups import Group, groups_of, is_plain, main_of
 from tiered_kv.engines.vllm.identity import base_spec, place_of, refuse_model
@@ -90,6 +90,13 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         cached = []
         for group in self._groups:
             paged = PagedCache(self._caches_of(group, kv_caches), self._kv_cache_config.num_blocks)
+            if not paged.block_bytes:
+                raise UnsupportedError(
+                    f"vllm: rank {place.rank} has no layer of the group {group.name!r}: divide the "
+                    "layers among pipeline stages in another way, or leave "
+                    "`--kv-transfer-config` out",
+                    op="engines",
+                )
             weights = self._options.weights
             spec = base_spec(config, paged, group.tokens, place, weights, group.name)
             cached.append(Cached(spec, paged, group.tokens))

@@ -428,20 +428,24 @@ class SchedulerSide:
 
         Each group may lower the end, and has to have what a lower one needs.
         """
-        end, agreed = last, 0
-        at = self._main
-        while end > first and agreed < len(self._groups):
-            group = self._groups[at]
+        order = [self._main, *(at for at in range(len(self._groups)) if at != self._main)]
+        asked = [(at, rank) for at in order for rank in range(len(self._ranks))]
+        end, agreed, turn = last, 0, 0
+        while end > first and agreed < len(asked):
+            at, number = asked[turn]
+            group, rank = self._groups[at], self._ranks[number]
             self._extend(tracked, tenancy, at, end // group.tokens)
-            for rank, keys in zip(self._ranks, tracked.keys[at], strict=True):
-                wanted = part(keys, first // group.tokens, end // group.tokens)
-                namespace = rank.namespace(tenancy, at)
-                found = rank.store.lookup_hybrid(namespace, [(wanted, group.rule)])
-                fits = (first + found * group.tokens) // self._step * self._step
-                if fits < end:
-                    end, agreed = fits, 0
+            wanted = part(tracked.keys[at][number], first // group.tokens, end // group.tokens)
+            namespace = rank.namespace(tenancy, at)
+            exact = (
+                first + rank.store.lookup_hybrid(namespace, [(wanted, group.rule)]) * group.tokens
+            )
+            if exact < end:
+                end = exact // self._step * self._step
+                # It agrees to what it has said; to less, it has to be asked again.
+                agreed = 0 if end == exact else -1
             agreed += 1
-            at = (at + 1) % len(self._groups)
+            turn = (turn + 1) % len(asked)
         return end
 
     def _extend(self, tracked: _Tracked, tenancy: Tenancy, group: int, blocks: int) -> None:
