@@ -58,7 +58,9 @@ def model(kind: str, python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def plain(python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Round]:
     """The rounds of an engine without the store."""
     job = tmp_path_factory.mktemp("plain") / "job.json"
-    rounds = [ASKED, {**ASKED, **FOLLOW}, BUSY]
+    # What goes on from an answer, goes on from vLLM's own cache: a model of vLLM's may answer in
+    # another way where the same tokens are computed all at once.
+    rounds = [ASKED, {**ASKED, **FOLLOW, "reset": False}, BUSY]
     return jobs.run(python, job, model=str(model), transfer=None, rounds=rounds).rounds
 
 
@@ -78,8 +80,8 @@ def test_a_hit_is_all_parts_and_without_one_it_is_a_miss(
     assert outputs == [asked, follow, asked, asked, asked, asked, asked]
     assert all(one.dropped > 0 for one in (found.rounds[3], found.rounds[5]))
     cached = [one.cached for one in found.rounds]
-    answered = [(len(one) + ANSWER - 1) // BLOCK * BLOCK for one in PROMPTS]
-    assert cached == [[0, 0], answered, WHOLE, [0, 0], WHOLE, [0, 0], WHOLE]
+    # Also of answers as much as vLLM's own cache has.
+    assert cached == [[0, 0], plain[1].cached, WHOLE, [0, 0], WHOLE, [0, 0], WHOLE]
     assert found.rounds[2].external == sum(WHOLE)
     # After a restart, from the drive.
     restarted = jobs.run(python, tmp_path / "again.json", rounds=[ASKED, first, ASKED], **fields)
@@ -140,7 +142,7 @@ def test_preempted_requests_get_all_their_parts_back(
     assert second.external > 0
 
 
-def test_below_vllms_own_offloading_all_parts_come_back(
+def test_vllms_own_offloading_gives_every_part_back(
     python: Path, model: Path, plain: list[Round], tmp_path: Path
 ) -> None:
     told = {

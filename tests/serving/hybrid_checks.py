@@ -139,12 +139,12 @@ def check_a_hit_of_several_parts_is_what_vllms_own_cache_calls_one() -> None:
         source = random.Random(name)
         lengths = set()
         with serving(specs) as served:
-            for trial in range(40):
+            for trial in range(100):
                 tokens = source.choice([8 * TOKENS, 8 * TOKENS + 5])
                 request = Request(f"r{trial}", tokens, cache_salt=f"{name} {trial}")
                 # Of each part most blocks, so that runs of some length come about.
                 have = [
-                    {at for at in range(tokens // spec.block_size) if source.random() < 0.85}
+                    {at for at in range(tokens // spec.block_size) if source.random() < 0.8}
                     for spec in specs
                 ]
                 for group, places in enumerate(have):
