@@ -103,6 +103,18 @@ def test_lmcache_hears_of_what_the_store_evicts(tmp_path: Path) -> None:
 
 @engine
 @slow
+def test_usage_is_that_of_the_objects_remembered_and_lookups_are_recorded(tmp_path: Path) -> None:
+    found, _ = check("forgotten", tmp_path)
+    assert found == {
+        "by_salt": {"": 3 * N * OBJECT_BYTES},
+        "listed": 3 * N,
+        "found": N,
+        "recorded": [4 * N],
+    }
+
+
+@engine
+@slow
 def test_the_connector_in_the_engines_process(tmp_path: Path) -> None:
     found, said = check("connector", tmp_path)
     for turn in ("first", "restarted"):
@@ -111,6 +123,7 @@ def test_the_connector_in_the_engines_process(tmp_path: Path) -> None:
         assert found[f"shape_{turn}"] == [2, 2, 5, 64], "a part of a chunk has its own tokens"
     assert found["released"] == 0
     assert "`namespace` is missing" in found["refused"]
+    assert "`record` is not for the connector" in found["not_recorded"]
     assert "tiered-kv does not serve LMCache" in said, "LMCache itself only logs it"
 
 
