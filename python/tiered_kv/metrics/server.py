@@ -108,16 +108,18 @@ def read_token(path: str | os.PathLike[str]) -> bytes:
     except OSError as error:
         reason = f"which cannot be read ({error.strerror}): give a file with a token"
         raise wrong(reason) from error
-    with os.fdopen(file, "rb") as opened:
+    try:
         about = os.fstat(file)
+        mode = stat.S_IMODE(about.st_mode)
         if not stat.S_ISREG(about.st_mode):
             raise wrong("which is no file: give a file with a token")
-        if stat.S_IMODE(about.st_mode) & 0o077:
-            mode = stat.S_IMODE(about.st_mode)
+        if mode & 0o077:
             raise wrong(f"which others may read (mode {mode:04o}): `chmod 600` it")
         if about.st_uid not in (os.geteuid(), 0):
             raise wrong("which is another user's: make it your own")
-        token = opened.read(4096).strip()
+        token = os.read(file, 4096).strip()
+    finally:
+        os.close(file)
     if not _TOKEN.fullmatch(token):
         raise wrong("which has no token: write 16 to 1024 printable characters without spaces")
     return token

@@ -1,15 +1,15 @@
 //! Whether what is predicted comes true: the reuses that the hazards say, beside those seen.
 //!
-//! Each trial of a sentinel has a chance of a reuse, as of the last rebuild, before its outcome is
-//! counted. These chances add up to what a sound prediction expects to be reused, and the
-//! difference to what was reused is noise around zero.
+//! Each trial of one sentinel in four has a chance of a reuse, as of the last rebuild, before its
+//! outcome is counted. These chances add up to what a sound prediction expects to be reused, and
+//! the difference to what was reused is noise around zero.
 
 use super::hazard::PAIRS;
 
 /// Classes of chances: half and more, a quarter up to half, and so on, the last one open.
 pub const CHANCES: usize = 10;
 
-/// Reuses of sentinels since the process began.
+/// Reuses of some sentinels since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Calibration {
     /// How many were predicted.
@@ -86,8 +86,8 @@ mod tests {
         };
         let (first, both) = (sum(&before.pairs), sum(&all.pairs));
         let (predicted, reuses) = (both.0 - first.0, both.1 - first.1);
-        assert!(reuses > 300.0, "{all:?}");
-        assert!((predicted / reuses - 1.0).abs() < 0.2, "{predicted} predicted, {reuses} came");
+        assert!(reuses > 100.0, "{all:?}");
+        assert!((predicted / reuses - 1.0).abs() < 0.3, "{predicted} predicted, {reuses} came");
         let of_chances: u64 = all.chances.iter().map(|one| one.reuses).sum();
         assert_eq!(of_chances, all.pairs.iter().map(|one| one.reuses).sum());
     }

@@ -166,14 +166,19 @@ impl Table {
     /// Adds `trials` survivals, or parts of one, in a bucket, and a reuse if `reused`.
     #[inline]
     pub(crate) fn add(&mut self, cell: Cell, bucket: usize, trials: f32, reused: bool) {
-        let chance = self.hazard[cell.index()][bucket];
-        self.calibrations.count(cell.pair(), chance, trials, reused);
         let count = &mut self.counts[cell.index()][bucket];
         count.trials += trials;
         if reused {
             count.reuses += 1.0;
         }
         self.used[cell.index()] = true;
+    }
+
+    /// Counts what was predicted of trials beside what came of them, before [`Self::add`] does.
+    #[inline]
+    pub(crate) fn calibrate(&mut self, cell: Cell, bucket: usize, trials: f32, reused: bool) {
+        let chance = self.hazard[cell.index()][bucket];
+        self.calibrations.count(cell.pair(), chance, trials, reused);
     }
 
     /// Lets all counts fade by `decay`, then computes hazards and index anew.
