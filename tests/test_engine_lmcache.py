@@ -10,9 +10,7 @@ import gc
 import json
 import mmap
 import random
-import re
 import select
-import shlex
 import subprocess
 import sys
 import threading
@@ -23,8 +21,7 @@ from typing import Any
 import pytest
 
 from test_engine_options import WRONG_ANYWHERE
-from tiered_kv import ConfigError, IoFaultError, TieredKvError, cli, replay
-from tiered_kv.cli.exits import ExitCode
+from tiered_kv import ConfigError, IoFaultError, TieredKvError
 from tiered_kv.engines import flags
 from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.lmcache import TieredKVNativePlugin, objects
@@ -358,40 +355,6 @@ def test_many_threads_submit_while_one_drains(tmp_path: Path) -> None:
         thread.join()
     assert sorted(ends) == sorted(numbers)
     plugin.close()
-
-
-def test_what_is_looked_up_is_recorded_as_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    traces = str(tmp_path / "traces")
-    plugin = TieredKVNativePlugin(**params(tmp_path, record=traces, chunk_tokens=16))
-    other_rank = [one.replace("@02000201@", "@02000202@") for one in KEYS]
-    for length in (3, 5, 7):
-        # Chunks of one rank, then those of the next.
-        ended(plugin, plugin.submit_batch_exists(KEYS[:length] + other_rank[:length]))
-    ended(plugin, plugin.submit_batch_exists([key(0, "tenant"), key(1, "tenant")]))
-    ended(plugin, plugin.submit_batch_exists([]))
-    ended(plugin, plugin.submit_batch_exists(["no key of LMCache's", "\ud800"]))
-    put(plugin, KEYS, Memory())
-    told = plugin.status()
-    plugin.close()
-    path = Path(told["record"]["path"])
-    assert (told["record"]["lost"], told["record"]["fault"]) == (0, None)
-    assert path.stat().st_mode & 0o777 == 0o600
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["input_length"] for line in lines] == [48, 80, 112, 32]
-    assert "org/model" not in path.read_text()
-    found = replay.replay(replay.read(path), [100], ["lru"])
-    assert (found["requests"], found["block_size"]) == (4, 16)
-    # A salt's chunks are chunks of their own.
-    assert (found["block_accesses"], found["unique_blocks"]) == (3 + 5 + 7 + 2, 7 + 2)
-    assert found["ceiling_pct"] == pytest.approx(100 * (3 + 5) / 17)
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).resolve().parents[1] / "docs/lmcache.md").read_text("utf-8")
-    (shown,) = re.findall(r"^tiered-kv (replay \S+)$", page, re.MULTILINE)
-    command = re.sub(r"/var/log/kv-traces/\S+", str(path), shown)
-    assert cli.main(shlex.split(command)) == ExitCode.OK
-    assert capsys.readouterr().out
 
 
 def test_without_a_namespace_it_does_not_open_and_says_where_one_is_from(tmp_path: Path) -> None:

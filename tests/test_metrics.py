@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -375,14 +376,18 @@ def test_the_exporter_reads_a_store_of_another_process(
         text = capsys.readouterr().out
         assert value(text, "events_total", event="put_stored") == 4
         assert len(families(text)[f"{PREFIX}predicted_reuses"].samples) == 16
+        assert cli.main(["metrics", "--dir", str(tmp_path), "--json"]) == ExitCode.OK
+        found = json.loads(capsys.readouterr().out)
+        assert found["stats"]["counters"]["put_stored"] == 4
+        assert found["health"]["drives"][0]["state"] == "working"
         command = [sys.executable, "-m", "tiered_kv", *shlex.split(args[0])]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as exporter:
             assert exporter.stderr is not None
             said = exporter.stderr.readline()
-            found = re.fullmatch(r"metrics of (\S+) at http://(\S+)/metrics\n", said)
-            assert found is not None, said
-            assert found[1] == str(tmp_path)
-            status, _, text = scrape(found[2])
+            listens = re.fullmatch(r"metrics of (\S+) at http://(\S+)/metrics\n", said)
+            assert listens is not None, said
+            assert listens[1] == str(tmp_path)
+            status, _, text = scrape(listens[2])
             assert (status, value(text, "events_total", event="put_stored")) == (200, 4)
             exporter.send_signal(signal.SIGINT)
             assert exporter.wait(20) == ExitCode.INTERRUPTED

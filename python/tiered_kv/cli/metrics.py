@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tiered_kv.cli.stores import Dirs, directories
+from tiered_kv.cli.output import print_json
+from tiered_kv.cli.stores import Dirs, directories, plain
 from tiered_kv.errors import one_line
 
 if TYPE_CHECKING:
@@ -46,13 +47,20 @@ def metrics(
         typer.Option(help="A file, mode 0600, with the token that scrapes have to bring."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print statistics and health as JSON, and end.")
+    ] = False,
 ) -> None:
     """Serve the statistics of a live store to Prometheus at /metrics, until interrupted."""
     from tiered_kv.metrics import render, serve
     from tiered_kv.metrics.render import client
 
-    client()  # missing, it is said before anything is done
+    if not as_json:
+        client()  # where it is missing, that is said before anything is done
     with _attach(directories(dirs)) as store:
+        if as_json:
+            print_json(plain({"stats": store.stats(), "health": store.health()}))
+            return
         if once:
             sys.stdout.write(render(store.stats(), store.health()))
             return
