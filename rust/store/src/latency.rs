@@ -54,7 +54,9 @@ mod tests {
     #[test]
     fn a_bound_is_in_its_own_bucket() {
         let mut latency = Latency::default();
-        [0, 500_000, 500_001, 10_000_000_000, 10_000_000_001].map(|one| latency.took(one));
+        for one in [0, 500_000, 500_001, 10_000_000_000, 10_000_000_001] {
+            latency.took(one);
+        }
         assert_eq!((latency.counts[0], latency.counts[1]), (2, 1));
         assert_eq!((latency.counts[13], latency.counts[14]), (1, 1));
         assert_eq!(latency.sum_ns, 20_001_000_002);

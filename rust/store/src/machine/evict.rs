@@ -17,11 +17,11 @@ const MAX_EVICTIONS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Evicted {
     /// What needs its slots.
-    ForRoom,
+    Room,
     /// The quota of its namespace.
-    ForQuota,
+    Quota,
     /// Slots of another size, which its segment is to have.
-    ForClass,
+    Class,
 }
 
 /// Whether a block may be evicted from memory and from its drive.
@@ -99,10 +99,10 @@ impl Machine {
             return true;
         }
         // Pinned since it was found: another is.
-        own.is_some_and(|id| self.evict(tier, id, Evicted::ForRoom))
+        own.is_some_and(|id| self.evict(tier, id, Evicted::Room))
             || self
                 .find_victim(tier, home, |shape| shape.contains(&class))
-                .is_some_and(|id| self.evict(tier, id, Evicted::ForRoom))
+                .is_some_and(|id| self.evict(tier, id, Evicted::Room))
     }
 
     /// The block of `tier`, on drive `home`, that should go first among those whose slots are of
@@ -145,11 +145,11 @@ impl Machine {
         };
         let counters = &mut self.counters;
         let counter = match (why, tier) {
-            (Evicted::ForRoom, _) => return evicted,
-            (Evicted::ForQuota, Tier::Dram) => &mut counters.evicted_dram_quota,
-            (Evicted::ForQuota, _) => &mut counters.evicted_nvme_quota,
-            (Evicted::ForClass, Tier::Dram) => &mut counters.evicted_dram_class,
-            (Evicted::ForClass, _) => &mut counters.evicted_nvme_class,
+            (Evicted::Room, _) => return evicted,
+            (Evicted::Quota, Tier::Dram) => &mut counters.evicted_dram_quota,
+            (Evicted::Quota, _) => &mut counters.evicted_nvme_quota,
+            (Evicted::Class, Tier::Dram) => &mut counters.evicted_dram_class,
+            (Evicted::Class, _) => &mut counters.evicted_nvme_class,
         };
         *counter += u64::from(evicted);
         evicted

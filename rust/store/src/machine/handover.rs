@@ -82,7 +82,7 @@ impl Machine {
     ) -> bool {
         for segment in self.cheap_segments(tier, home, class, limit) {
             let Some(doomed) = self.all_in_segment(tier, home, segment, limit) else { continue };
-            let evicted = doomed.into_iter().all(|id| self.evict(tier, id, Evicted::ForClass));
+            let evicted = doomed.into_iter().all(|id| self.evict(tier, id, Evicted::Class));
             if evicted && self.slots_of(tier, home).is_empty(segment) {
                 return true;
             }

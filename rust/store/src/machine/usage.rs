@@ -151,7 +151,7 @@ impl Machine {
                 first = Some((worth, id));
             }
         }
-        first.is_some_and(|(_, id)| self.evict(tier, id, Evicted::ForQuota))
+        first.is_some_and(|(_, id)| self.evict(tier, id, Evicted::Quota))
     }
 
     /// Limits what a namespace that was opened may use. What it uses beyond that is evicted, as far
