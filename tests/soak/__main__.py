@@ -44,14 +44,15 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+SHARED = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero")  # noqa: S108 - looked at only
+
+
 def shm_bytes() -> int:
     """Bytes of shared memory, whatever it is made of, that this process has mapped."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, _, _, device, _, *name = line.split(maxsplit=5)
-        # Of the kernel's own mount and of /dev/shm, not of a disk: these have no major number.
-        is_memory = device.startswith("00:") and bool(name)
-        if is_memory and name[0].startswith(("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero")):
+        place, *_, name = line.split(" ", 5)
+        if name.strip().startswith(SHARED):
             begin, end = place.split("-")
             total += int(end, 16) - int(begin, 16)
     return total
