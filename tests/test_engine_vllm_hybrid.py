@@ -99,15 +99,20 @@ def test_a_hit_is_all_parts_and_without_one_it_is_a_miss(
     assert restarted.stats["nvme"]["hits"] > 0
 
 
-def _flip(store: Path, count: int) -> None:
-    """Flips a byte in every slot of some of the segments that hold most."""
-    for path in sorted((store / "dp0/rank0").glob("segment-*.tkv"))[:count]:
+def _flip(store: Path) -> None:
+    """Flips a byte in every slot of the shortest blocks: of states, or of all where none is."""
+    found = []
+    for path in sorted((store / "dp0/rank0").glob("segment-*.tkv")):
         data = bytearray(path.read_bytes())
         slot_bytes, slots = struct.unpack_from("<QI", data, 40)
-        (at,) = struct.unpack_from("<Q", data, 64)
-        for slot in range(slots):
-            data[at + slot * slot_bytes + 100] ^= 1
-        path.write_bytes(data)
+        found.append((slot_bytes, slots, path, data))
+    shortest = min(slot_bytes for slot_bytes, *_ in found)
+    for slot_bytes, slots, path, data in found:
+        if slot_bytes == shortest:
+            (at,) = struct.unpack_from("<Q", data, 64)
+            for slot in range(slots):
+                data[at + slot * slot_bytes + 100] ^= 1
+            path.write_bytes(data)
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
@@ -116,7 +121,7 @@ def test_a_part_that_cannot_be_read_is_computed_again(
 ) -> None:
     told = {**fields, "transfer": jobs.transfer(tmp_path / "kv", policy)}
     jobs.run(python, tmp_path / "job.json", rounds=[ASKED], **told)
-    _flip(tmp_path / "kv", 1)
+    _flip(tmp_path / "kv")
     found = jobs.run(python, tmp_path / "again.json", rounds=[ASKED, ASKED], **told)
     first, second = found.rounds
     asked = plain[0].outputs
