@@ -137,6 +137,8 @@ def rates(source: str) -> Row:
             spent_s = time.process_time() - begun_s
             told[name] = round(100 * replay.hits / replay.accesses, 2)
             told[f"{name}_us_a_block"] = round(1e6 * spent_s / replay.accesses, 2)
+            # A run takes minutes: whoever waits sees where it is.
+            print(f"{source} {pct}% {name}: {told[name]} % in {spent_s:.0f} s", flush=True)
         found[f"{pct}%"] = told
     return found
 
