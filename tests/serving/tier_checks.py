@@ -194,9 +194,9 @@ def check_a_store_of_which_a_part_fails_keeps_the_others_and_is_told_as_failed()
         def put(*args: Any, **named: Any) -> int:
             if fails.pop(0):
                 raise IoFaultError("the drive is gone", op="put")
-            return real(*args, **named)
+            return int(real(*args, **named))
 
-        told = []
+        told: list[Any] = []
         with (
             mock.patch.object(channel, "submit_put", side_effect=put),
             mock.patch.object(ours, "get_finished_jobs", _noting(ours, told)),
