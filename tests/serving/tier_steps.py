@@ -127,6 +127,13 @@ def paced(next_s: float) -> tuple[float, bool]:
     return next_s, False
 
 
+def again(driven: Driven, name: str, keys: list[Any]) -> tuple[Any, int]:
+    """A request for what has been stored before, and how many chunks of it are loaded."""
+    context = driven.begin(name, keys)
+    found = [driven.manager.lookup(key, context) for key in keys]
+    return context, sum(one is LookupResult.HIT_PENDING for one in found)
+
+
 def run(tier: Row, name: str) -> Row:
     """One round with one tier."""
     driven = Driven(tier, chunks=PRIMARY, chunk_bytes=CHUNK, spec=offloading())
@@ -158,11 +165,9 @@ def run(tier: Row, name: str) -> Row:
                 outputs.append((output.keys_to_store, context))
                 prompts.append(keys)
         if step % EVERY == EVERY - 1 and len(prompts) > PRIMARY // per * 2:
-            keys = prompts.pop(0)[:LOADED]
-            context = driven.begin(f"{step} again", keys)
+            context, count = again(driven, f"{step} again", prompts.pop(0)[:LOADED])
             open_requests.append(context)
-            found = [manager.lookup(key, context) for key in keys]
-            loaded += sum(one is LookupResult.HIT_PENDING for one in found)
+            loaded += count
         driven.step()
         # The model computes.
         next_s, was_late = paced(next_s + STEP_S)
