@@ -6,11 +6,11 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use support::{BLOCK, GatedDisk, blocks_of, bytes_of, chain, config, namespace, seams};
+use support::{BLOCK, GatedDisk, blocks_of, bytes_of, chain, config, namespace, open_at};
 use tiered_kv::io_seams::{DiskOp, ManualClock};
 use tiered_kv::{
     AlignedBuf, BlockKey, EvictionPolicy, GetOptions, LookupMode, Namespace, PutOptions, Residency,
-    Seams, Store, StoreConfig, Tier,
+    Store, StoreConfig, Tier,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -41,11 +41,7 @@ impl Bench {
             ..config("/simulated".as_ref(), 16 << 20)
         };
         change(&mut config);
-        let open = || {
-            let seams = Seams { clock: clock.clone(), ..seams(disk.clone()) };
-            Store::open_with(&config, &seams).expect("opens")
-        };
-        let store = open();
+        let store = open_at(&config, &disk, &clock);
         let ns = namespace(&store);
         let (keys, other) = (chain(&ns, 1, 40), chain(&ns, 2, 40));
         // By turns, so that no two of a chain lie side by side and are read by one call.
@@ -59,7 +55,7 @@ impl Bench {
         }
         store.close();
         drop((ns, store));
-        let store = open();
+        let store = open_at(&config, &disk, &clock);
         let ns = namespace(&store);
         disk.reads.store(0, Ordering::SeqCst);
         Self { disk, clock, store, ns, keys, other }

@@ -13,7 +13,7 @@ use support::{config, memory_only, namespace};
 use tiered_kv::io_seams::{ManualClock, SeededEntropy};
 use tiered_kv::{
     BlockKey, ErrorKind, EvictionPolicy, GetOptions, KvLayout, LookupMode, Namespace,
-    NamespaceSpec, PutOptions, RequestContext, Seams, Store, StoreConfig,
+    NamespaceSpec, PutOptions, RequestContext, ReuseStats, Seams, Store, StoreConfig,
 };
 use tiered_kv_policy::{Beta, BetaOptions, Cache, Request, Rng};
 use tiered_kv_replay::read_path;
@@ -137,6 +137,16 @@ fn a_mixed_workload_hits_what_a_replay_of_its_record_hits() {
     let lru = percent(other.hits, other.accesses);
     assert!(store > lru + 1.0, "{store} %, in the order of use {lru} %");
     assert_eq!(served.store.audit().faults, Vec::<String>::new());
+    let seen = served.store.stats();
+    let sums = |rows: &[ReuseStats]| {
+        let predicted: f64 = rows.iter().map(|row| row.predicted).sum();
+        (predicted, rows.iter().map(|row| row.reuses).sum::<u64>())
+    };
+    let (predicted, reuses) = sums(&seen.reuses_by_pair);
+    assert!(reuses > 30, "{seen:?}");
+    assert!((predicted / reuses as f64 - 1.0).abs() < 0.5, "{predicted} predicted, {reuses} came");
+    assert_eq!(sums(&seen.reuses_by_chance).1, reuses);
+    assert_eq!(other.store.stats().reuses_by_pair, [], "nothing is predicted");
 }
 
 #[test]

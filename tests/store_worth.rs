@@ -5,10 +5,10 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use support::{BLOCK, GatedDisk, blocks_of, bytes_of, chain, config, namespace, seams};
+use support::{BLOCK, GatedDisk, blocks_of, bytes_of, chain, config, namespace, open_at, seams};
 use tiered_kv::io_seams::{DiskOp, ManualClock};
 use tiered_kv::{
-    BlockKey, Cause, GetOptions, LookupMode, MissReason, Namespace, PutOptions, Seams, Store,
+    BlockKey, Cause, GetOptions, Latency, LookupMode, MissReason, Namespace, PutOptions, Store,
     StoreConfig,
 };
 
@@ -31,11 +31,7 @@ impl Bench {
         let (disk, clock) = (GatedDisk::new(), Arc::new(ManualClock::new(1 << 60)));
         let mut config = StoreConfig { load_threads: 1, ..config("/simulated".as_ref(), 4 << 20) };
         change(&mut config);
-        let open = || {
-            let seams = Seams { clock: clock.clone(), ..seams(disk.clone()) };
-            Store::open_with(&config, &seams).expect("opens")
-        };
-        let store = open();
+        let store = open_at(&config, &disk, &clock);
         let ns = namespace(&store);
         let keys = chain(&ns, 1, 8);
         let put = store.put(&ns, &keys, blocks_of(&keys), &PutOptions::default());
@@ -50,7 +46,7 @@ impl Bench {
             }
             None
         })));
-        let store = open();
+        let store = open_at(&config, &disk, &clock);
         let ns = namespace(&store);
         Self { disk, clock, read_ns, store, ns, keys }
     }
@@ -95,6 +91,20 @@ fn case_21_what_is_computed_sooner_is_not_loaded() {
     let stats = bench.store.stats();
     let missed = stats.misses.iter().find(|(why, _)| *why == "recompute");
     assert_eq!(missed.map(|(_, n)| *n), Some(2));
+}
+
+#[test]
+fn loads_count_by_how_long_they_took() {
+    let bench = Bench::new(|_| {});
+    let load = || bench.store.stats().latencies.load;
+    assert_eq!(load(), Latency::default());
+    assert_eq!(bench.get(&bench.keys[..1], None), [Ok(())]);
+    assert_eq!(bench.get(&bench.keys[..1], None), [Ok(())], "from memory: it is no load");
+    bench.read_ns.store(3000 * MS, Ordering::SeqCst);
+    assert_eq!(bench.get(&bench.keys[1..2], None), [Ok(())]);
+    let counts = load().counts;
+    assert_eq!((counts.iter().sum::<u64>(), counts[4], counts[12]), (2, 1, 1), "{counts:?}");
+    assert_eq!(load().sum_ns, 3010 * MS);
 }
 
 #[test]

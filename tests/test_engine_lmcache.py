@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from test_engine_options import WRONG_ANYWHERE
 from tiered_kv import ConfigError, IoFaultError, TieredKvError
 from tiered_kv.engines import flags
 from tiered_kv.engines._self_test import self_test
@@ -368,13 +369,12 @@ def test_without_a_namespace_it_does_not_open_and_says_where_one_is_from(tmp_pat
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"path": None}, "path"),
-        ({"path": ""}, "path"),
-        ({"pat": "/mnt/kv"}, "pat"),
-        ({"nvme_paths": ["/mnt/kv"]}, "nvme_paths"),
-        ({"nvme_capacity": "lots"}, "nvme_capacity"),
+        *WRONG_ANYWHERE,
         ({"direct_reads": "yes"}, "direct_reads"),
         ({"namespace": "x" * 2000}, "namespace"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"chunk_tokens": "256"}, "chunk_tokens"),
+        ({"chunk_tokens": True}, "chunk_tokens"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+import test_engine_lmcache as native
 from serving import jobs
-from tiered_kv import cli
+from tiered_kv import cli, replay
 from tiered_kv.cli.exits import ExitCode
+from tiered_kv.engines.lmcache import TieredKVNativePlugin
 
 engine = pytest.mark.engine
 slow = pytest.mark.slow
@@ -101,6 +103,53 @@ def test_lmcache_hears_of_what_the_store_evicts(tmp_path: Path) -> None:
     assert found["by_salt"] == {"": (found["stored"] - found["deleted"]) * OBJECT_BYTES}
 
 
+def test_what_is_looked_up_is_recorded_as_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = str(tmp_path / "traces")
+    plugin = TieredKVNativePlugin(**native.params(tmp_path, record=traces, chunk_tokens=16))
+    other_rank = [one.replace("@02000201@", "@02000202@") for one in native.KEYS]
+    for length in (3, 5, 7):
+        # Chunks of one rank, then those of the next.
+        native.ended(plugin, plugin.submit_batch_exists(native.KEYS[:length] + other_rank[:length]))
+    native.ended(
+        plugin, plugin.submit_batch_exists([native.key(0, "tenant"), native.key(1, "tenant")])
+    )
+    native.ended(plugin, plugin.submit_batch_exists([]))
+    native.ended(plugin, plugin.submit_batch_exists(["no key of LMCache's", "\ud800"]))
+    native.put(plugin, native.KEYS, native.Memory())
+    told = plugin.status()
+    plugin.close()
+    path = Path(told["record"]["path"])
+    assert (told["record"]["lost"], told["record"]["fault"]) == (0, None)
+    assert path.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["input_length"] for line in lines] == [48, 80, 112, 32]
+    assert "org/model" not in path.read_text()
+    found = replay.replay(replay.read(path), [100], ["lru"])
+    assert (found["requests"], found["block_size"]) == (4, 16)
+    # A salt's chunks are chunks of their own.
+    assert (found["block_accesses"], found["unique_blocks"]) == (3 + 5 + 7 + 2, 7 + 2)
+    assert found["ceiling_pct"] == pytest.approx(100 * (3 + 5) / 17)
+    monkeypatch.chdir(tmp_path)
+    (command,) = shown("tiered-kv replay")
+    args = shlex.split(re.sub(r"/var/log/kv-traces/\S+", str(path), command))
+    assert cli.main(args[1:]) == ExitCode.OK
+    assert capsys.readouterr().out
+
+
+@engine
+@slow
+def test_usage_is_that_of_the_objects_remembered_and_lookups_are_recorded(tmp_path: Path) -> None:
+    found, _ = check("forgotten", tmp_path)
+    assert found == {
+        "by_salt": {"": 3 * N * OBJECT_BYTES},
+        "listed": 3 * N,
+        "found": N,
+        "recorded": [4 * N],
+    }
+
+
 @engine
 @slow
 def test_the_connector_in_the_engines_process(tmp_path: Path) -> None:
@@ -111,6 +160,7 @@ def test_the_connector_in_the_engines_process(tmp_path: Path) -> None:
         assert found[f"shape_{turn}"] == [2, 2, 5, 64], "a part of a chunk has its own tokens"
     assert found["released"] == 0
     assert "`namespace` is missing" in found["refused"]
+    assert "`record` is not for the connector" in found["not_recorded"]
     assert "tiered-kv does not serve LMCache" in said, "LMCache itself only logs it"
 
 

@@ -16,15 +16,23 @@ from tiered_kv.engines.vllm.options import Options, TierOptions
 
 GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capacity": "256MiB"}
 
+WRONG_ANYWHERE: list[tuple[dict[str, Any], str]] = [
+    ({"path": None}, "path"),
+    ({"path": ""}, "path"),
+    ({"pat": "/mnt/kv"}, "pat"),
+    ({"nvme_paths": ["/mnt/kv"]}, "nvme_paths"),
+    ({"nvme_capacity": "lots"}, "nvme_capacity"),
+    ({"record": ""}, "record"),
+    ({"record": True}, "record"),
+    ({"record_bytes": "1GiB"}, "record_bytes"),
+]
+"""Options that no adapter of an engine takes, and what the error names."""
+
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"path": None}, "path"),
-        ({"path": ""}, "path"),
-        ({"pat": "/mnt/kv"}, "pat"),
-        ({"nvme_paths": ["/mnt/kv"]}, "nvme_paths"),
-        ({"nvme_capacity": "lots"}, "nvme_capacity"),
+        *WRONG_ANYWHERE,
         ({"nvme_capacity": 0}, "nvme_capacity"),
         ({"dram_capacity": 0}, "dram_capacity"),
         ({"on_reset": "forget"}, "on_reset"),
@@ -32,9 +40,6 @@ GOOD: dict[str, Any] = {"path": "/mnt/kv", "nvme_capacity": "1GiB", "dram_capaci
         ({"weights": 7}, "weights"),
         ({"sharers": 0}, "sharers"),
         ({"sharers": True}, "sharers"),
-        ({"record": ""}, "record"),
-        ({"record_bytes": "1GiB"}, "record_bytes"),
-        ({"record": True}, "record"),
     ],
 )
 def test_a_wrong_option_is_named(change: dict[str, Any], named: str) -> None:

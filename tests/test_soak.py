@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from pathlib import Path
 
-from soak.__main__ import is_good, run
+from soak.__main__ import is_good, run, shm_bytes
 
 MINUTES = 0.1
 
@@ -24,3 +26,19 @@ def test_what_grows_is_noticed(tmp_path: Path) -> None:
     assert is_good(report)
     for fault in ({"resident_growth": 0.02}, {"descriptors": [9, 10]}, {"pinned_bytes": 1}):
         assert not is_good(report | fault)
+
+
+def test_shared_memory_is_counted_of_this_process_alone(tmp_path: Path) -> None:
+    before = shm_bytes()
+    file = os.memfd_create("not of a store")
+    try:
+        os.ftruncate(file, 1 << 20)
+        assert shm_bytes() == before
+        with mmap.mmap(file, 1 << 20):
+            assert shm_bytes() == before + (1 << 20)
+    finally:
+        os.close(file)
+    with (tmp_path / "on a disk").open("w+b") as on_disk:
+        on_disk.truncate(1 << 20)
+        with mmap.mmap(on_disk.fileno(), 1 << 20):
+            assert shm_bytes() == before

@@ -366,7 +366,11 @@ class StoreBase:
         the policy keeps of blocks; `holds` in force, and the `held_bytes` that they keep. With
         `dram_capacity` 0, `staging_bytes` through which blocks pass, and `staging_used_bytes` of
         them. `namespaces` has usage and quota of the 64 that use most, in the form of
-        `namespaces()` without their fields.
+        `namespaces()` without their fields. `latencies` has, for `load` (calls that waited for a
+        drive) and `commit` (groups written behind), `counts` by bucket, where the buckets end
+        (`bounds_s`, seconds) and the sum of all (`sum_s`). `reuses_by_pair` and `reuses_by_chance`
+        have the reuses that the predictor expected of the blocks that it watches (`predicted`) and
+        those that came (`reuses`) since the open; they are empty without a predictor.
         """
         return self._core.stats()
 

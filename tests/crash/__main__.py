@@ -30,6 +30,8 @@ from tiered_kv import _core
 TESTS = Path(__file__).resolve().parent.parent
 SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
 START_S = 60.0
+SAID_CHARS = 8000
+"""Of what a load that hangs says of its threads."""
 CHECK_S = 300.0
 FRESH_EVERY = 20
 """Rounds after which a directory is given up for a new one."""
@@ -144,8 +146,10 @@ def run_load(home: Path, backend: str, drives: int, seed: int, sent: signal.Sign
         try:
             process.wait(timeout=START_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            sys.exit(f"crash: the load did not end within {START_S:.0f} s of {sent.name}")
+            process.send_signal(signal.SIGABRT)
+            process.wait()
+            said = (home / "load.err").read_text(errors="replace")[-SAID_CHARS:]
+            sys.exit(f"crash: the load did not end within {START_S:.0f} s of {sent.name}:\n{said}")
 
 
 def run_check(home: Path, backend: str, drives: int, end: str) -> dict[str, Any]:

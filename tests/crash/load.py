@@ -6,6 +6,7 @@ is written before what it announces, or after what it acknowledges.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -160,9 +161,10 @@ class Load:
             for thread in threads:
                 thread.start()
             self.log("opened")
-            # Not for good: an interrupt just before a wait begins does not end the wait.
-            while not self.stop.wait(0.1):
-                pass
+            # Not for good: an interrupt just before a sleep begins does not end it. And not on the
+            # event: an interrupt within its wait may leave its lock taken, for `set` to wait for.
+            while True:
+                time.sleep(0.1)
         except KeyboardInterrupt:
             self.stop.set()
             for thread in threads:
@@ -174,6 +176,8 @@ class Load:
 
 def main() -> None:
     """Runs the load: HOME BACKEND DRIVES SEED."""
+    # Where it hangs, it is aborted, and says where all of its threads are.
+    faulthandler.enable()
     home, backend, drives, seed = sys.argv[1:]
     Load(Path(home), backend, int(drives), int(seed)).run()
 

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from lmcache.utils import CacheEngineKey
@@ -29,6 +30,7 @@ from lmcache.v1.storage_backend.connector import ConnectorManager
 
 from tiered_kv import TieredKvError
 from tiered_kv.engines import flags
+from tiered_kv.engines.lmcache import l2_adapter as adapter_module
 
 N = 8
 SHAPE = (2, 2, 16, 64)
@@ -188,6 +190,27 @@ def evicted(path: Path) -> dict[str, Any]:
     return {"stored": len(told.stored), "deleted": len(told.deleted), "by_salt": by_salt}
 
 
+def forgotten(path: Path) -> dict[str, Any]:
+    """More objects than are remembered: what a salt uses is that of those, whatever comes."""
+    with mock.patch.object(adapter_module, "_REMEMBERED", 3 * N):
+        adapter = opened(path, record=str(path / "traces"), chunk_tokens=4)
+        for turn in [*range(6), *range(6)]:
+            names = [ObjectKey(bytes([turn, n] * 8), "m", 1) for n in range(N)]
+            assert store(adapter, names, objects(torch.bfloat16, turn))
+        by_salt = dict(adapter.get_usage().bytes_by_cache_salt)
+        found = lookup(adapter, [ObjectKey(bytes([0, n] * 8), "m", 1) for n in range(N)])
+        recorded = adapter.report_status()["record"]["path"]
+        listed = len(adapter.list_l2_keys(page_size=1000).entries)
+        adapter.close()
+    lines = [json.loads(line) for line in Path(recorded).read_text().splitlines()]
+    return {
+        "by_salt": by_salt,
+        "listed": listed,
+        "found": found,
+        "recorded": [line["input_length"] for line in lines],
+    }
+
+
 class LocalMemory:
     """What LMCache gives a connector for its memory."""
 
@@ -266,12 +289,21 @@ def connector(path: Path) -> dict[str, Any]:
         made(path, loop, memory, namespace=None)
     except TieredKvError as error:
         found["refused"] = str(error)
+    try:
+        made(path, loop, memory, record=str(path / "traces"))
+    except TieredKvError as error:
+        found["not_recorded"] = str(error)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     return found
 
 
-CHECKS = {"l2_adapter": l2_adapter, "evicted": evicted, "connector": connector}
+CHECKS = {
+    "l2_adapter": l2_adapter,
+    "evicted": evicted,
+    "forgotten": forgotten,
+    "connector": connector,
+}
 
 
 def main() -> None:

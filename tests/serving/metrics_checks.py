@@ -20,16 +20,9 @@ from tiered_kv.attached import BlockingAttachedStore
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.connector import TieredKVConnector
 from tiered_kv.engines.vllm.messages import Step
-from tiered_kv.engines.vllm.metrics import (
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
-    PREFIX,
-    PromMetrics,
-    Stats,
-    of_scheduler,
-)
+from tiered_kv.engines.vllm.metrics import HISTOGRAMS, PREFIX, PromMetrics, Stats, of_scheduler
 from tiered_kv.engines.vllm.paged import PagedCache
+from tiered_kv.metrics.names import COUNTERS, GAUGES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -77,6 +70,8 @@ def check_what_a_step_does_is_in_the_metrics() -> None:
     assert value("hits_total", tier="dram") == 2
     assert value("hit_bytes_total", tier="dram") == 2 * paged.block_bytes
     assert value("event_bytes_total", event="put") == 2 * paged.block_bytes
+    assert value("transferred_bytes_total", tier="dram", direction="in") == 2 * paged.block_bytes
+    assert value("resident_blocks", tier="dram") == 2
     assert value("load_seconds_count") == 1
     assert value("save_seconds_count") == 1
     assert value("capacity_bytes", tier="dram") == 4 << 20

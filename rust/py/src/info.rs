@@ -4,7 +4,8 @@ use crate::operator;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use tiered_kv::{
-    Attachable, Audit, DriveHealth, Health, Learned, LogEntry, LogKind, OpenTimes, Stats, TierStats,
+    Attachable, Audit, DriveHealth, Health, LATENCY_BOUNDS_NS, Latency, Learned, LogEntry, LogKind,
+    OpenTimes, ReuseStats, Stats, TierStats, pair_names,
 };
 
 fn tier<'py>(py: Python<'py>, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
@@ -46,7 +47,54 @@ pub(crate) fn stats<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     let row = |one| operator::namespace_row(py, one, false);
     let namespaces: PyResult<Vec<_>> = stats.namespaces.iter().map(row).collect();
     all.set_item("namespaces", namespaces?)?;
+    let latencies = PyDict::new(py);
+    for (name, one) in [("load", &stats.latencies.load), ("commit", &stats.latencies.commit)] {
+        latencies.set_item(name, latency(py, one)?)?;
+    }
+    all.set_item("latencies", latencies)?;
+    all.set_item("reuses_by_pair", reuses_by_pair(py, &stats.reuses_by_pair)?)?;
+    all.set_item("reuses_by_chance", reuses_by_chance(py, &stats.reuses_by_chance)?)?;
     Ok(all)
+}
+
+fn latency<'py>(py: Python<'py>, latency: &Latency) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    let bounds = LATENCY_BOUNDS_NS.map(|bound| bound as f64 * 1e-9);
+    row.set_item("bounds_s", PyTuple::new(py, bounds)?)?;
+    row.set_item("counts", PyTuple::new(py, latency.counts)?)?;
+    row.set_item("sum_s", latency.sum_ns as f64 * 1e-9)?;
+    Ok(row)
+}
+
+fn reuses<'py>(py: Python<'py>, one: &ReuseStats) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("predicted", one.predicted)?;
+    row.set_item("reuses", one.reuses)?;
+    Ok(row)
+}
+
+fn reuses_by_pair<'py>(py: Python<'py>, rows: &[ReuseStats]) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for (pair, one) in rows.iter().enumerate() {
+        let row = reuses(py, one)?;
+        let (block_type, transition) = pair_names(pair);
+        row.set_item("block_type", block_type)?;
+        row.set_item("transition", transition)?;
+        list.append(row)?;
+    }
+    Ok(list)
+}
+
+fn reuses_by_chance<'py>(py: Python<'py>, rows: &[ReuseStats]) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for (class, one) in rows.iter().enumerate() {
+        let row = reuses(py, one)?;
+        // The last class is of all smaller chances.
+        let least = if class + 1 == rows.len() { 0.0 } else { 0.5f64.powf(class as f64 + 1.0) };
+        row.set_item("chance_at_least", least)?;
+        list.append(row)?;
+    }
+    Ok(list)
 }
 
 pub(crate) fn learned<'py>(py: Python<'py>, learned: &Learned) -> PyResult<Bound<'py, PyDict>> {

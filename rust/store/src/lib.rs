@@ -33,6 +33,7 @@ mod hold;
 mod index;
 mod inspect;
 mod io;
+mod latency;
 mod log;
 mod look;
 mod machine;
@@ -78,6 +79,7 @@ pub use delete::Delete;
 pub use hits::Found;
 pub use hold::{GroupRule, Hold};
 pub use index::Residency;
+pub use latency::{LATENCY_BOUNDS_NS, Latencies, Latency};
 pub use log::{LogEntry, LogKind};
 pub use machine::{
     Audit, BlockFilter, BlockRow, Cause, DeleteReport, Explained, Explanation, FlushReport,
@@ -95,11 +97,11 @@ pub use request::{Request, RequestContext, request_kind};
 pub use reserve::{Reservation, Reserved};
 pub use resident::{Lease, Resident};
 pub use seams::{OpenDisk, Seams};
-pub use stats::{Stats, TierStats};
+pub use stats::{ReuseStats, Stats, TierStats};
 pub use store::Store;
 pub use tiered_kv_io as io_seams;
 pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
-pub use tiered_kv_policy::beta::PairPosterior;
+pub use tiered_kv_policy::beta::{PairPosterior, pair_names};
 pub use tiered_kv_types::{
     BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, EvictionPolicy, FORMAT_VERSION,
     IoBackend, KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch,

@@ -1,5 +1,6 @@
 //! Counters and gauges.
 
+use crate::latency::Latencies;
 use crate::machine::NamespaceRow;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +48,12 @@ counters! {
     evicted_dram_bytes,
     evicted_nvme,
     evicted_nvme_bytes,
+    /// Of the blocks evicted, those that were to keep a namespace within its quota, and those that
+    /// were to turn a segment over to slots of another size.
+    evicted_dram_quota,
+    evicted_nvme_quota,
+    evicted_dram_class,
+    evicted_nvme_class,
     /// Groups committed.
     groups,
     /// Blocks that could not be made durable.
@@ -190,6 +197,15 @@ pub struct TierStats {
     pub hit_bytes: u64,
 }
 
+/// Reuses that the predictor expected of the blocks that it watches, and those that came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReuseStats {
+    /// How many were predicted, each before it could come.
+    pub predicted: f64,
+    /// How many came.
+    pub reuses: u64,
+}
+
 /// A snapshot of counters and gauges.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
@@ -231,4 +247,10 @@ pub struct Stats {
     pub holds: u64,
     /// Bytes that holds keep.
     pub held_bytes: u64,
+    /// How long loads and commits took.
+    pub latencies: Latencies,
+    /// Since the open, by pair of block type and transition; empty without a predictor.
+    pub reuses_by_pair: Vec<ReuseStats>,
+    /// The same by class of predicted chances: a half and more, a quarter to a half, and so on.
+    pub reuses_by_chance: Vec<ReuseStats>,
 }

@@ -14,7 +14,7 @@ from typing import Any
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, extract_plugin_type
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
-from tiered_kv import TieredKvError
+from tiered_kv import ConfigError, TieredKvError
 from tiered_kv.engines.lmcache.objects import Ended, Kind, Objects
 from tiered_kv.engines.lmcache.options import Options
 
@@ -55,7 +55,14 @@ class TieredKVConnectorAdapter(ConnectorAdapter):  # type: ignore[misc]
         named = {key.removeprefix(prefix): extra[key] for key in extra if key.startswith(prefix)}
         params = {key: named[key] for key in named if key not in _LMCACHES_OWN}
         try:
-            objects = Objects(Options.parse(params))
+            options = Options.parse(params)
+            if options.record is not None:
+                text = (
+                    "adapter_params: `record` is not for the connector, which is asked chunk by "
+                    "chunk and not told of requests: leave it out, or take the L2 adapter"
+                )
+                raise ConfigError(text, op="engines")
+            objects = Objects(options)
         except (TieredKvError, OSError) as error:
             print(f"tiered-kv does not serve LMCache: {error}", file=sys.stderr, flush=True)
             raise

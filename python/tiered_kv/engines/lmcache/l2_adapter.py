@@ -31,6 +31,7 @@ _HOLD_S = 60.0
 _DELETE_S = 30.0
 _POLL_MS = 500
 _REMEMBERED = 1 << 20
+"""Objects that were stored since the start, the last ones, that are listed and counted by salt."""
 _LOOKED_AT = 2
 """Objects, for each one stored, of which it is seen whether they are still there."""
 
@@ -121,7 +122,9 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Looks objects up, and keeps those that are there until they are unlocked."""
         # A hint only: what an object's bytes have to be, its load says.
         del group_layout_descs
-        holds = self._objects.hold(_texts(keys), _HOLD_S)
+        texts = _texts(keys)
+        self._objects.asked(texts)
+        holds = self._objects.hold(texts, _HOLD_S)
         found = _bitmap([bool(some) for some in holds])
         with self._lock:
             for key, some in zip(keys, holds, strict=True):
@@ -206,7 +209,7 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return KeyListPage(tuple(entries), token)
 
     def get_usage(self) -> AdapterUsage:
-        """Bytes in use on the drives, and of each salt what was stored since the start."""
+        """Bytes in use on the drives, and of each salt those of the objects that it remembers."""
         used, capacity = self._objects.used_bytes()
         return AdapterUsage(used, capacity, super().get_usage().bytes_by_cache_salt)
 
@@ -277,7 +280,7 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         with self._lock:
             for key, size, did in zip(keys, sizes, end.done, strict=True):
                 if did:
-                    told.append((key, 0 if key in self._known else size))
+                    told.append((key, size - self._known.get(key, 0)))
                     self._known[key] = size
             oldest = list(itertools.islice(self._known, _LOOKED_AT * len(keys)))
         if told:
@@ -288,8 +291,9 @@ class TieredKVL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             for key in oldest:
                 if key in self._known:
                     self._known.move_to_end(key)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            surplus = list(itertools.islice(self._known, max(0, len(self._known) - _REMEMBERED)))
+        # They are there, but nobody would see them go: what is told of must be what is known of.
+        self._forget(surplus)
 
     def _forget(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:

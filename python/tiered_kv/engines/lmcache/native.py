@@ -48,6 +48,7 @@ class TieredKVNativePlugin:
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Asks which objects are there; returns the batch's number."""
+        self._objects.asked(keys)
         return self._objects.exists(keys)
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tiered_kv import Hold, KvLayout, Namespace, NamespaceSpec, TieredKvError
+from tiered_kv import (
+    Hold,
+    KvLayout,
+    Namespace,
+    NamespaceSpec,
+    RequestContext,
+    TieredKvError,
+)
 from tiered_kv._core import KEY_BYTES
 from tiered_kv.blocking import BlockingStore
+from tiered_kv.engines._record import Recorder
 from tiered_kv.engines._self_test import self_test
 from tiered_kv.engines.lmcache.options import Options
 
@@ -33,6 +42,8 @@ _SMALLEST = 4096
 _TEST_BYTES = 64 << 10
 # Tiers of a lookup in which a get finds a block: dram, nvme, loading.
 _THERE = frozenset({1, 3, 254})
+# Model, rank, group, hash, and a salt where there is one.
+_KEY = re.compile(r"(.*@[0-9a-f]{8}@[0-9a-f]+)@[0-9a-f]+(?:@.*)?", re.DOTALL)
 _CALLS = 1 << 16
 """Calls that may be under way: each is an object or more of LMCache's own memory."""
 
@@ -126,13 +137,18 @@ class Objects:
             self._channel: Channel = self._store.channel(_CALLS)
             # Of no object: calls without keys are made in it.
             self._nothing = self._store.namespace(Kind(_SMALLEST).spec(f"{_ENGINE}: nothing"))
+            self._recorder: Recorder | None = None
+            if options.record is not None:
+                self._recorder = Recorder(options.record, _ENGINE, options.chunk_tokens)
         except BaseException:
             self._store.close()
             raise
         self._wait_s = options.store.put_timeout_s
+        self._chunk_tokens = options.chunk_tokens
         # Guards what follows, and that a call is known before its end is taken.
         self._lock = threading.Lock()
         self._next = 0
+        self._requests = 0
         self._batches: dict[int, _Batch] = {}
         self._calls: dict[int, _Call] = {}
         self._late: list[int] = []
@@ -171,6 +187,28 @@ class Objects:
     def delete(self, keys: Sequence[str]) -> int:
         """Deletes objects of whatever kind."""
         return self._submit("delete", keys)
+
+    def asked(self, keys: Sequence[str]) -> None:
+        """Records what LMCache looks up at once, which is the prompt of a request.
+
+        Args:
+            keys: Its chunks in their order: those of a rank and group, then those of the next.
+        """
+        if self._recorder is None or not keys:
+            return
+        first = _place(keys[0])
+        row = [key for key in keys if _place(key) == first]
+        tokens = len(row) * self._chunk_tokens
+        try:
+            packed = self._nothing.keys_from_opaque([key.encode() for key in row])
+        except (TieredKvError, ValueError) as error:
+            self._fault("exists", error)
+            return
+        with self._lock:
+            self._requests += 1
+            name = str(self._requests)
+            self._recorder.begin(name, RequestContext(), tokens, packed)
+            self._recorder.end(name, tokens, packed)
 
     def drain(self) -> list[Ended]:
         """Takes the batches that have ended, and gives their buffers back."""
@@ -255,7 +293,14 @@ class Objects:
             "drives": [{"path": d["path"], "state": d["state"]} for d in drives],
             "faults": self.faults,
             "namespace": self._namespace,
-        }
+        } | self._recorded()
+
+    def _recorded(self) -> dict[str, Any]:
+        recorder = self._recorder
+        if recorder is None:
+            return {}
+        path, lost = str(recorder.path), recorder.lost
+        return {"record": {"path": path, "lost": lost, "fault": recorder.fault}}
 
     def used_bytes(self) -> tuple[int, int]:
         """Bytes used on the drives, and those that may be."""
@@ -266,6 +311,8 @@ class Objects:
         """Ends what is under way. It returns when the core touches no buffer any more."""
         self._channel.close()
         self._store.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _stored_kinds(self) -> dict[Kind, Namespace]:
         """The kinds of the objects that are there from before."""
@@ -378,6 +425,12 @@ class Objects:
         if text not in self._told and len(self._told) < 100:
             self._told.add(text)
             logger.error("tiered-kv: %s", text)
+
+
+def _place(key: str) -> str:
+    """What a key says before the hash of its chunk: model, rank and group."""
+    parts = _KEY.fullmatch(key)
+    return parts[1] if parts else ""
 
 
 def _kind_of(fields: dict[str, str]) -> Kind | None:

@@ -12,10 +12,12 @@ from tiered_kv import ConfigError, StoreConfig
 PLACEHOLDER = "MODEL/WEIGHTS/DTYPE"
 """What stands for a namespace where no model is known; no adapter opens with it."""
 
-_OURS = frozenset({"nvme_paths"})
+_OURS = frozenset({"nvme_paths", "record", "record_bytes"})
 _PASSED_ON = frozenset(field.name for field in dataclasses.fields(StoreConfig)) - _OURS
-_HERE = frozenset({"path", "namespace", "direct_reads"})
+_HERE = frozenset({"path", "namespace", "direct_reads", "record", "chunk_tokens"})
 _MOST_NAMESPACE = 1024
+_CHUNK_TOKENS = 256
+"""Tokens of a chunk unless LMCache's `--chunk-size` says otherwise, which no adapter is told."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +30,16 @@ class Options:
         direct_reads: Whether drives read into LMCache's own memory. A copy through the store's is
             quicker where that memory is of small pages, and lets a load end in time on a drive that
             stalls.
+        record: A directory to which what LMCache looks up is written as a trace.
+        chunk_tokens: Tokens of a chunk, LMCache's `--chunk-size`, for the trace.
         store: The configuration of the store.
     """
 
     path: Path
     namespace: str
     direct_reads: bool
+    record: Path | None
+    chunk_tokens: int
     store: StoreConfig
 
     @classmethod
@@ -64,9 +70,16 @@ class Options:
         direct = params.get("direct_reads", False)
         if not isinstance(direct, bool):
             raise _wrong(f"`direct_reads` is {direct!r}: give true or false")
+        record = params.get("record")
+        if record is not None and not (isinstance(record, str) and record):
+            raise _wrong(f"`record` is {record!r:.100}: give a directory for traces of requests")
+        tokens = params.get("chunk_tokens", _CHUNK_TOKENS)
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < 1 << 20:
+            raise _wrong(f"`chunk_tokens` is {tokens!r:.100}: give LMCache's own `--chunk-size`")
         store = {name: params[name] for name in params if name in _PASSED_ON}
         filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
-        return cls(Path(path), namespace, direct, filled)
+        traces = None if record is None else Path(record)
+        return cls(Path(path), namespace, direct, traces, tokens, filled)
 
     def make_directory(self) -> None:
         """Makes the store's directory, nobody else's to read.

@@ -11,24 +11,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from tiered_kv.metrics.names import COUNTERS, GAUGES, counted, told
+
 # vLLM takes metrics of this prefix out of the registry when an engine starts anew in a process.
 PREFIX = "vllm:tiered_kv_"
-
-COUNTERS: dict[str, tuple[str, str]] = {
-    "hits": ("tier", "Blocks that were given back, by the tier that had them."),
-    "hit_bytes": ("tier", "Bytes of blocks that were given back, by the tier that had them."),
-    "misses": ("reason", "Blocks that were asked for and not given back, by reason."),
-    "events": ("event", "What happened in a store, by the names of `stats()`."),
-    "event_bytes": ("event", "Bytes to which it happened."),
-}
-"""Counters: their label and what they count."""
-
-GAUGES: dict[str, tuple[str, str]] = {
-    "used_bytes": ("tier", "Bytes of a tier that are in use."),
-    "capacity_bytes": ("tier", "Bytes of a tier."),
-    "busy_bytes": ("state", "Bytes of memory: dirty, leased, loading or held."),
-}
-"""Gauges: their label and what they tell."""
 
 HISTOGRAMS: dict[str, str] = {
     "load_seconds": "From the step that asked for a load to the step that found it ended.",
@@ -36,29 +22,8 @@ HISTOGRAMS: dict[str, str] = {
 }
 
 BUCKETS_S = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
-_TIERS = ("dram", "nvme")
-_BYTES = "_bytes"
 # Often enough for every scrape, and nothing beside the work of a step.
 _EVERY_S = 0.25
-
-
-def counted(stats: Mapping[str, Any]) -> dict[str, int]:
-    """Counters of a store's `stats()` and of its adapter, as "metric/label"."""
-    rows = {f"hits/{tier}": stats[tier]["hits"] for tier in _TIERS}
-    rows |= {f"hit_bytes/{tier}": stats[tier]["hit_bytes"] for tier in _TIERS}
-    rows |= {f"misses/{reason}": count for reason, count in stats["misses"].items()}
-    for name, count in stats["counters"].items():
-        label = name.removesuffix(_BYTES)
-        rows[f"{'events' if label == name else 'event_bytes'}/{label}"] = count
-    return rows | {f"events/adapter_{name}": count for name, count in stats["adapter"].items()}
-
-
-def told(stats: Mapping[str, Any]) -> dict[str, int]:
-    """Gauges of a store's `stats()`, as "metric/label"."""
-    rows = {f"used_bytes/{tier}": stats[tier]["used_bytes"] for tier in _TIERS}
-    rows |= {f"capacity_bytes/{tier}": stats[tier]["capacity_bytes"] for tier in _TIERS}
-    states = ("dirty", "leased", "loading", "held")
-    return rows | {f"busy_bytes/{state}": stats[f"{state}_bytes"] for state in states}
 
 
 class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM's classes are Any here
@@ -92,7 +57,7 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM's classes are Any h
 
     def reduce(self) -> dict[str, int | float]:
         """A line of vLLM's log, over all ranks."""
-        summed: dict[str, int] = {}
+        summed: dict[str, float] = {}
         for part in self.data.values():
             for name, count in part["counters"].items():
                 summed[name] = summed.get(name, 0) + count
@@ -167,18 +132,18 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM's class
         self._labels = [*labelnames, "rank"]
         self._counters = {
             name: self._counter_cls(
-                name=PREFIX + name, documentation=text, labelnames=[*self._labels, label]
+                name=PREFIX + name, documentation=text, labelnames=[*self._labels, *labels]
             )
-            for name, (label, text) in COUNTERS.items()
+            for name, (labels, text) in COUNTERS.items()
         }
         self._gauges = {
             name: self._gauge_cls(
                 name=PREFIX + name,
                 documentation=text,
-                labelnames=[*self._labels, label],
+                labelnames=[*self._labels, *labels],
                 multiprocess_mode="mostrecent",
             )
-            for name, (label, text) in GAUGES.items()
+            for name, (labels, text) in GAUGES.items()
         }
         self._histograms = {
             name: self._histogram_cls(
@@ -195,11 +160,11 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM's class
         for rank, part in transfer_stats_data.items():
             values = [*self.per_engine_labelvalues[engine_idx], rank]
             for name, count in part["counters"].items():
-                metric, label = name.split("/", 1)
-                self._counters[metric].labels(*values, label).inc(count)
+                metric, *more = name.split("/")
+                self._counters[metric].labels(*values, *more).inc(count)
             for name, level in part["gauges"].items():
-                metric, label = name.split("/", 1)
-                self._gauges[metric].labels(*values, label).set(level)
+                metric, *more = name.split("/")
+                self._gauges[metric].labels(*values, *more).set(level)
             for name, seconds in part["seconds"].items():
                 histogram = self._histograms[name].labels(*values)
                 for one in seconds:

@@ -16,14 +16,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingHistogramMetadata,
 )
 
-from tiered_kv.engines.vllm.metrics import (
-    BUCKETS_S,
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
-    PREFIX,
-    Reporter,
-)
+from tiered_kv.engines.vllm.metrics import BUCKETS_S, HISTOGRAMS, PREFIX, Reporter
+from tiered_kv.metrics.names import COUNTERS, GAUGES
 
 _RANK = "rank"
 
@@ -34,12 +28,12 @@ EVERY_S = 1.0
 def definitions() -> dict[str, Any]:
     """The metrics of the connector, with the same names and labels."""
     found: dict[str, Any] = {
-        PREFIX + name: OffloadingCounterMetadata(text, (_RANK, label))
-        for name, (label, text) in COUNTERS.items()
+        PREFIX + name: OffloadingCounterMetadata(text, (_RANK, *labels))
+        for name, (labels, text) in COUNTERS.items()
     }
     found |= {
-        PREFIX + name: OffloadingGaugeMetadata(text, (_RANK, label))
-        for name, (label, text) in GAUGES.items()
+        PREFIX + name: OffloadingGaugeMetadata(text, (_RANK, *labels))
+        for name, (labels, text) in GAUGES.items()
     }
     return found | {
         PREFIX + name: OffloadingHistogramMetadata(text, (_RANK,), tuple(BUCKETS_S))
@@ -98,11 +92,11 @@ class TierStats:
         (part,) = self._reporter.report(self._stats()).data.values()
         told = OffloadingConnectorStats()
         for name, count in part["counters"].items():
-            metric, label = name.split("/", 1)
-            told.increase_counter(PREFIX + metric, count, ("0", label))
+            metric, *labels = name.split("/")
+            told.increase_counter(PREFIX + metric, count, ("0", *labels))
         for name, level in part["gauges"].items():
-            metric, label = name.split("/", 1)
-            told.set_gauge(PREFIX + metric, level, ("0", label))
+            metric, *labels = name.split("/")
+            told.set_gauge(PREFIX + metric, level, ("0", *labels))
         for name, durations in part["seconds"].items():
             for one in durations:
                 told.observe_histogram(PREFIX + name, one, ("0",))

@@ -1,6 +1,7 @@
 //! Hazards of reuse by cell and age, with Beta posteriors, and the index made of them.
 
 use super::age::{Ages, BUCKETS, bucket};
+use super::calibration::Calibrations;
 use super::index::gittins;
 
 /// Pairs of a block type and a transition type.
@@ -87,6 +88,10 @@ pub(crate) struct Table {
     used: [bool; CELLS],
     /// Index of each cell and bucket: hits a second.
     index: Vec<[f32; BUCKETS]>,
+    /// Hazard of each cell and bucket, from which the index was made.
+    hazard: Vec<[f32; BUCKETS]>,
+    /// How these compare with what came.
+    pub(crate) calibrations: Calibrations,
     /// The hazard over all cells as of the last rebuild.
     pub(crate) global: Curve,
     /// Without it, an index is the chance that a block of the pair is ever reused.
@@ -104,6 +109,8 @@ impl Table {
             counts: vec![[Count::default(); BUCKETS]; CELLS],
             used: [false; CELLS],
             index: vec![[0.0; BUCKETS]; CELLS],
+            hazard: vec![[0.0; BUCKETS]; CELLS],
+            calibrations: Calibrations::default(),
             global: [0.0; BUCKETS],
             by_age,
             strength,
@@ -153,7 +160,7 @@ impl Table {
 
     /// Bytes of memory that it has.
     pub(crate) fn bytes(&self) -> usize {
-        CELLS * (size_of::<Counts>() + size_of::<[f32; BUCKETS]>()) + size_of::<Self>()
+        CELLS * (size_of::<Counts>() + 2 * size_of::<[f32; BUCKETS]>()) + size_of::<Self>()
     }
 
     /// Adds `trials` survivals, or parts of one, in a bucket, and a reuse if `reused`.
@@ -167,6 +174,13 @@ impl Table {
         self.used[cell.index()] = true;
     }
 
+    /// Counts what was predicted of trials beside what came of them, before [`Self::add`] does.
+    #[inline]
+    pub(crate) fn calibrate(&mut self, cell: Cell, bucket: usize, trials: f32, reused: bool) {
+        let chance = self.hazard[cell.index()][bucket];
+        self.calibrations.count(cell.pair(), chance, trials, reused);
+    }
+
     /// Lets all counts fade by `decay`, then computes hazards and index anew.
     pub(crate) fn rebuild(&mut self, decay: f32) {
         for (counts, _) in self.counts.iter_mut().zip(&self.used).filter(|(_, used)| **used) {
@@ -177,11 +191,11 @@ impl Table {
         }
         let (global, pairs) = self.pair_hazards();
         self.global = global;
-        if !self.by_age {
-            return self.rebuild_by_class();
-        }
         for (pair, hazard) in pairs.iter().enumerate() {
             self.rebuild_pair(pair, hazard);
+        }
+        if !self.by_age {
+            self.rebuild_by_class();
         }
     }
 
@@ -204,12 +218,13 @@ impl Table {
     }
 
     fn rebuild_pair(&mut self, pair: usize, hazard: &Curve) {
-        let index = gittins(hazard, &self.ages.widths);
+        let of_pair = (gittins(hazard, &self.ages.widths), hazard.map(|h| h as f32));
         for score in 0..SCORES {
             let first = pair * LEVELS + score * GAPS;
             let cells = first..first + GAPS;
             if !self.used[cells.clone()].contains(&true) {
-                self.index[cells].fill(index);
+                self.index[cells.clone()].fill(of_pair.0);
+                self.hazard[cells].fill(of_pair.1);
                 continue;
             }
             let mut counts = [Count::default(); BUCKETS];
@@ -217,15 +232,13 @@ impl Table {
                 add(&mut counts, &self.counts[cell]);
             }
             let of_score = shrink(&counts, hazard, self.strength);
-            let score_index = gittins(&of_score, &self.ages.widths);
+            let unused = (gittins(&of_score, &self.ages.widths), of_score.map(|h| h as f32));
             for cell in cells {
-                self.index[cell] = if self.used[cell] {
-                    gittins(
-                        &shrink(&self.counts[cell], &of_score, self.strength),
-                        &self.ages.widths,
-                    )
+                (self.index[cell], self.hazard[cell]) = if self.used[cell] {
+                    let own = shrink(&self.counts[cell], &of_score, self.strength);
+                    (gittins(&own, &self.ages.widths), own.map(|h| h as f32))
                 } else {
-                    score_index
+                    unused
                 };
             }
         }

@@ -6,6 +6,7 @@
 //! would collect. The blocks are counted on *sentinels*, a few of each run of new blocks.
 
 mod age;
+mod calibration;
 mod chain;
 mod evict;
 mod fit;
@@ -26,11 +27,12 @@ mod tests;
 mod touch;
 
 pub use age::BUCKETS;
+pub use calibration::{CHANCES, Calibration, Calibrations};
 pub use hazard::PAIRS;
 pub use index::gittins;
 pub use live::Predictor;
 pub use options::BetaOptions;
-pub use posterior::{Evidence, PairPosterior, ages};
+pub use posterior::{Evidence, PairPosterior, ages, pair_names};
 
 use crate::rng::Rng;
 use crate::{Cache, Nanos, Request};

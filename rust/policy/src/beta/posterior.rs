@@ -2,6 +2,7 @@
 
 use super::Beta;
 use super::age::{BUCKETS, start};
+use super::calibration::Calibrations;
 use super::hazard::PAIRS;
 
 /// Names of block types and of transitions, in the order of the pairs.
@@ -28,6 +29,11 @@ pub struct PairPosterior {
     pub hazard: [f64; BUCKETS],
 }
 
+/// The block type and the transition of a pair by its number.
+pub fn pair_names(pair: usize) -> (&'static str, &'static str) {
+    (TYPES[pair / 4], TRANSITIONS[pair % 4])
+}
+
 /// Where each age bucket starts, in seconds; the last one is open.
 pub fn ages() -> [f64; BUCKETS] {
     std::array::from_fn(start)
@@ -48,9 +54,10 @@ impl Evidence {
         std::array::from_fn(|pair| {
             let (reuses, lives) = self.lives[pair];
             let (a, b) = (reuses + 1.0, (lives - reuses).max(0.0) + 1.0);
+            let (block_type, transition) = pair_names(pair);
             PairPosterior {
-                block_type: TYPES[pair / 4],
-                transition: TRANSITIONS[pair % 4],
+                block_type,
+                transition,
                 mean: a / (a + b),
                 interval: (quantile(a, b, 0.05), quantile(a, b, 0.95)),
                 lives,
@@ -71,6 +78,11 @@ impl Beta {
     /// The posteriors of the 16 pairs, under a prior of one reuse in two lives.
     pub fn posterior(&self) -> [PairPosterior; PAIRS] {
         self.evidence().posterior()
+    }
+
+    /// How what was predicted compares with what came, since this was made.
+    pub fn calibrations(&self) -> Calibrations {
+        self.table.calibrations
     }
 }
 

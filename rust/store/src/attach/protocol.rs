@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tiered_kv_types::{BlockInfo, BlockKey, BlockType};
 
 /// Version of the protocol; both sides must speak the same.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Longest frame, without its length.
 pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
 /// Most keys of one request.
@@ -222,6 +222,7 @@ impl Frames {
 #[cfg(test)]
 mod protocol_tests {
     use super::*;
+    use crate::stats::ReuseStats;
     use proptest::prelude::*;
 
     #[test]
@@ -256,6 +257,7 @@ mod protocol_tests {
             misses: vec![("absent", 3)],
             counters: vec![("lookups", 7), ("put_stored", 1)],
             held_bytes: 9,
+            reuses_by_pair: vec![ReuseStats { predicted: 0.25, reuses: 1 }],
             ..Stats::default()
         };
         let bytes = frame(&Answer::Stats(Box::new(stats.clone()))).expect("short");

@@ -146,6 +146,8 @@ impl Machine {
 
     /// Fills in what the machine knows of the statistics.
     pub(crate) fn stats(&mut self) -> crate::stats::Stats {
+        use crate::stats::ReuseStats;
+        use tiered_kv_policy::beta::Calibration;
         use tiered_kv_types::{MissReason, Tier};
         self.reclaim();
         let mut stats = crate::stats::Stats {
@@ -159,6 +161,7 @@ impl Machine {
             holds: self.holds.len() as u64,
             held_bytes: self.holds.bytes,
             namespaces: self.largest_namespaces(STATS_NAMESPACES),
+            latencies: self.latencies.clone(),
             ..crate::stats::Stats::default()
         };
         let memory = (self.memory.capacity_bytes(), self.memory.used_bytes());
@@ -179,6 +182,13 @@ impl Machine {
         }
         let count = |reason: &MissReason| (reason.name(), self.counters.misses[*reason as usize]);
         stats.misses = MissReason::ALL.iter().map(count).collect();
+        if let Some(predictor) = self.policy.predictor() {
+            let found = predictor.calibrations();
+            let row =
+                |one: &Calibration| ReuseStats { predicted: one.predicted, reuses: one.reuses };
+            stats.reuses_by_pair = found.pairs.iter().map(row).collect();
+            stats.reuses_by_chance = found.chances.iter().map(row).collect();
+        }
         stats
     }
 

@@ -186,6 +186,9 @@ impl Machine {
             self.bury(*id);
         }
         self.counters.groups += 1;
+        if !group.blocks.is_empty() {
+            self.latencies.commit.took(self.now.mono.saturating_sub(group.begun));
+        }
         if let Some(upto) = group.retires {
             self.cleared_for_retiring(upto, group.failed_drives.is_empty(), out);
         }

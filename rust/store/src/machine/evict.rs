@@ -13,6 +13,17 @@ use tiered_kv_types::{MissReason, Tier, round_up_to_page};
 /// Most times that one allocation makes room.
 const MAX_EVICTIONS: usize = 64;
 
+/// What a block has to leave a tier for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Evicted {
+    /// What needs its slots.
+    Room,
+    /// The quota of its namespace.
+    Quota,
+    /// Slots of another size, which its segment is to have.
+    Class,
+}
+
 /// Whether a block may be evicted from memory and from its drive.
 pub(super) struct Standings {
     dram: Standing,
@@ -88,10 +99,10 @@ impl Machine {
             return true;
         }
         // Pinned since it was found: another is.
-        own.is_some_and(|id| self.evict(tier, id))
+        own.is_some_and(|id| self.evict(tier, id, Evicted::Room))
             || self
                 .find_victim(tier, home, |shape| shape.contains(&class))
-                .is_some_and(|id| self.evict(tier, id))
+                .is_some_and(|id| self.evict(tier, id, Evicted::Room))
     }
 
     /// The block of `tier`, on drive `home`, that should go first among those whose slots are of
@@ -127,11 +138,21 @@ impl Machine {
         self.policy.victim(tier, shape, self.now.mono, &mut busy)
     }
 
-    pub(super) fn evict(&mut self, tier: Tier, id: BlockId) -> bool {
-        match tier {
+    pub(super) fn evict(&mut self, tier: Tier, id: BlockId, why: Evicted) -> bool {
+        let evicted = match tier {
             Tier::Dram => self.evict_from_memory(id),
             _ => self.evict_from_drive(id),
-        }
+        };
+        let counters = &mut self.counters;
+        let counter = match (why, tier) {
+            (Evicted::Room, _) => return evicted,
+            (Evicted::Quota, Tier::Dram) => &mut counters.evicted_dram_quota,
+            (Evicted::Quota, _) => &mut counters.evicted_nvme_quota,
+            (Evicted::Class, Tier::Dram) => &mut counters.evicted_dram_class,
+            (Evicted::Class, _) => &mut counters.evicted_nvme_class,
+        };
+        *counter += u64::from(evicted);
+        evicted
     }
 
     fn evict_from_memory(&mut self, id: BlockId) -> bool {

@@ -31,6 +31,8 @@ pub(super) struct GetOp {
     copying: usize,
     reading: usize,
     deadline: Nanos,
+    /// When it began to wait for a drive, where it did.
+    waits_since: Option<Nanos>,
     target: GetTarget,
     /// Ends when the get has ended: the blocks are pinned then, or were missed.
     hold: Option<HoldId>,
@@ -70,6 +72,7 @@ impl GetOp {
             copying: 0,
             reading: 0,
             deadline,
+            waits_since: None,
             target,
             hold,
             ended: None,
@@ -134,6 +137,7 @@ impl Machine {
             }
         }
         if get.loading + get.reading > 0 {
+            get.waits_since = Some(self.now.mono);
             self.get_waits(&get);
         }
         self.ops.insert(op, Op::Get(get));
@@ -424,6 +428,9 @@ impl Machine {
         }
         let Some(Op::Get(get)) = self.ops.remove(&op) else { return };
         let deadline = get.deadline;
+        if let Some(since) = get.waits_since {
+            self.latencies.load.took(self.now.mono.saturating_sub(since));
+        }
         if let Some(hold) = get.hold {
             self.release(hold);
         }

@@ -1,6 +1,7 @@
 //! Segments change hands between size classes: one is evicted whole where another class makes
 //! better use of its bytes, as when two models with blocks of different sizes take turns.
 
+use super::evict::Evicted;
 use super::table::OnDrive;
 use super::{BlockId, DriveId, Machine};
 use smallvec::SmallVec;
@@ -81,7 +82,7 @@ impl Machine {
     ) -> bool {
         for segment in self.cheap_segments(tier, home, class, limit) {
             let Some(doomed) = self.all_in_segment(tier, home, segment, limit) else { continue };
-            let evicted = doomed.into_iter().all(|id| self.evict(tier, id));
+            let evicted = doomed.into_iter().all(|id| self.evict(tier, id, Evicted::Class));
             if evicted && self.slots_of(tier, home).is_empty(segment) {
                 return true;
             }

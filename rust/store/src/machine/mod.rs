@@ -53,6 +53,7 @@ pub use scrub::ScrubReport;
 pub use usage::{Quota, Usage};
 
 use crate::index::{FullKey, KeyHasher, ReadIndex};
+use crate::latency::Latencies;
 use crate::log::EventLog;
 use crate::resident::{EnteringBytes, FreedSlots};
 use crate::stats::Counters;
@@ -202,6 +203,7 @@ pub(crate) struct Machine {
     next_put: u64,
     found: Option<recover::Found>,
     pub(crate) counters: Counters,
+    latencies: Latencies,
     pub(crate) log: EventLog,
 }
 
@@ -254,6 +256,7 @@ impl Machine {
             next_put: 1,
             found: None,
             counters: Counters::default(),
+            latencies: Latencies::default(),
             log: EventLog::new(parts.log_entries),
         }
     }

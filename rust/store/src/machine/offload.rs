@@ -9,7 +9,7 @@ use super::{BlockId, Command, Machine, SlotId};
 use crate::log::LogKind;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use tiered_kv_io::FileId;
+use tiered_kv_io::{FileId, Nanos};
 use tiered_kv_types::{Tier, round_up_to_page};
 
 /// Most blocks and bytes of one group.
@@ -42,6 +42,7 @@ pub(super) struct Group {
     pub(super) phase: Phase,
     /// Tombstones up to this page of the journal retire when the group is durable.
     pub(super) retires: Option<u64>,
+    pub(super) begun: Nanos,
 }
 
 /// The groups under way, in the order in which they commit.
@@ -202,6 +203,7 @@ impl Machine {
             clears,
             phase: Phase::Payloads,
             retires,
+            begun: self.now.mono,
         });
         self.keep_classes();
         self.advance_groups(out);

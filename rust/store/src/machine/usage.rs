@@ -1,6 +1,7 @@
 //! Usage and quotas of namespaces: every slot is charged to one, from when it is taken until it is
 //! free again, whoever holds it meanwhile.
 
+use super::evict::Evicted;
 use super::put::policy_shape;
 use super::{BlockId, DriveId, Machine, SlotId};
 use serde::{Deserialize, Serialize};
@@ -150,7 +151,7 @@ impl Machine {
                 first = Some((worth, id));
             }
         }
-        first.is_some_and(|(_, id)| self.evict(tier, id))
+        first.is_some_and(|(_, id)| self.evict(tier, id, Evicted::Quota))
     }
 
     /// Limits what a namespace that was opened may use. What it uses beyond that is evicted, as far

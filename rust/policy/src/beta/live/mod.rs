@@ -114,6 +114,11 @@ impl Predictor {
         self.beta.posterior()
     }
 
+    /// How what was predicted compares with what came, in this process.
+    pub fn calibrations(&self) -> super::Calibrations {
+        self.beta.calibrations()
+    }
+
     /// Requests that it has learned from, those of an earlier process included.
     pub fn requests(&self) -> u64 {
         self.beta.requests
