@@ -61,8 +61,9 @@ class _Sequence:
 class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are Any here
     """Evicts what it is worth least to keep, by predicted reuse; leaves of a prompt first.
 
-    A request counts as one access of its prompt's chunks, before anything leaves for its sake: what
-    it has just stored would else be of nobody, and the first to leave. What it says of itself by
+    A request counts when it first stores something, before anything leaves for its sake: what it
+    stores would else be of nobody, and the first to leave. It counts again with its answer, when it
+    has ended: in the next turn the answer is part of the prompt. What it says of itself by
     `kv_transfer_params={"tiered_kv": {"session": ..., "turn": ...}}` is learned from; without it
     sessions are inferred.
 
@@ -103,15 +104,17 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
         self._evictor.remove(key)
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """Nothing: a request counts once."""
+        """Nothing: a request counts when it first stores, and when it has ended."""
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
         """Notes where chunks lie that may be inserted, and counts their request."""
         told = self._sequence(req_context)
-        groups: dict[bytes, list[bytes]] = {}
-        for key in islice(told.depth, told.prompt):
-            groups.setdefault(key[-GROUP_BYTES:], []).append(key)
-        self._count(tuple(groups.values()), told, req_context)
+        if not told.counted:
+            told.counted = True
+            groups: dict[bytes, list[bytes]] = {}
+            for key in islice(told.depth, told.prompt):
+                groups.setdefault(key[-GROUP_BYTES:], []).append(key)
+            self._count(tuple(groups.values()), told, req_context)
         for key in keys:
             self._announced.pop(key, None)
             self._announced[key] = told.before.get(key), told.depth.get(key, 0)
@@ -125,15 +128,12 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
         reused_keys: set[bytes],  # noqa: ARG002
         req_context: Any,
     ) -> None:
-        """Counts a request that stored nothing."""
+        """Counts a request with its answer."""
         groups = [order_request_keys([group], req_context) for group in key_groups]
         self._count(groups, self._sequence(req_context), req_context)
 
     def _count(self, groups: Sequence[Sequence[bytes]], told: _Sequence, req_context: Any) -> None:
-        """Counts an access of the chunks of a request, once: each group of layers is a stream."""
-        if told.counted:
-            return
-        told.counted = True
+        """Counts an access of chunks of a request: each group of layers is a stream."""
         context = request_context(req_context.kv_transfer_params)
         for keys in groups:
             if not keys:
