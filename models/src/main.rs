@@ -30,6 +30,8 @@ mod due;
 mod entries;
 #[path = "../../rust/store/src/index.rs"]
 mod index;
+#[path = "../../rust/store/src/latency.rs"]
+mod latency;
 #[path = "../../rust/store/src/log.rs"]
 mod log;
 #[path = "../../rust/store/src/machine/mod.rs"]

@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from serving import busy, jobs, peers
 from serving.jobs import BLOCK
 from serving.server import Answer, Server
+from tiered_kv import _core
 from tiered_kv.demo._model import model_directory
 
 DOCUMENT = jobs.ROOT / "python/tiered_kv/demo/document.txt"
@@ -35,6 +36,7 @@ QUESTIONS = (
     "Why did they do that?",
     "How does it end?",
 )
+DRIVEN_LIMIT_S = 1800
 WINDOWS = 5
 WARM_PART = 0.2
 """Of the time to a first token of a prompt that is computed, what one from the drive may take."""
@@ -85,6 +87,16 @@ class Bench:
             yield server
         finally:
             server.stop()
+
+    @contextmanager
+    def servers(self, ways: dict[str, list[str]]) -> Iterator[dict[str, Server]]:
+        """Servers that end with the block, with flags each."""
+        with ExitStack() as stack:
+            made = {
+                name: stack.enter_context(self.server(args, env=peers.environment()))
+                for name, args in ways.items()
+            }
+            yield made
 
 
 class Talk:
@@ -168,38 +180,58 @@ def conversation_tier(bench: Bench) -> Row:
 def restart(bench: Bench) -> Row:
     """Time to the first token of documents: computed, from the drive after a restart, from memory.
 
-    In the same run also by vLLM's own tier of files, where it runs on this machine.
+    In the same run also by vLLM's own tier of files. All engines are up at once, and are asked in
+    turns: what else the machine does meets them all.
     """
-    rows: Row = {}
     ways = {
         "tiered_kv": bench.store("restart"),
         "tiered_kv_tier": bench.tier("restart tier"),
         "vllm_fs": peers.fs_tier(bench.scratch / "fs"),
     }
-    for name, args in ways.items():
-        with bench.server(args, env=peers.environment()) as server:
-            text = server.tokens(DOCUMENT.read_text("utf-8"))
-            step = (len(text) - DOCUMENT_TOKENS) // WINDOWS
-            prompts = [text[at * step : at * step + DOCUMENT_TOKENS] for at in range(WINDOWS)]
-            cold = [server.complete(prompt, ANSWER) for prompt in prompts]
+    with bench.servers(ways) as servers:
+        text = servers["vllm_fs"].tokens(DOCUMENT.read_text("utf-8"))
+        step = (len(text) - DOCUMENT_TOKENS) // WINDOWS
+        prompts = [text[at * step : at * step + DOCUMENT_TOKENS] for at in range(WINDOWS)]
+        cold = in_turns(servers, prompts)
+        for server in servers.values():
             server.reset()
-            warm = [server.complete(prompt, ANSWER) for prompt in prompts]
-        with bench.server(args, env=peers.environment()) as server:
+        warm = in_turns(servers, prompts)
+    with bench.servers(ways) as servers:
+        before = {}
+        for name, server in servers.items():
             # The first request of all warms up what is no matter of the store.
             server.complete(prompts[0][::-1][:BLOCK], 1)
-            before = server.external()
-            drive = [server.complete(prompt, ANSWER) for prompt in prompts]
-            external = server.external() - before
-        same = [one.tokens for one in cold] == [one.tokens for one in drive]
+            before[name] = server.external()
+        drive = in_turns(servers, prompts)
+        external = {name: server.external() - before[name] for name, server in servers.items()}
+    rows: Row = {}
+    for name in ways:
+        same = [[one.tokens for one in told[name]] for told in (cold, warm, drive)]
         rows[name] = {
-            "tokens_identical": same and [one.tokens for one in warm] == [o.tokens for o in cold],
-            "external_tokens_after_restart": external,
+            "tokens_identical": same[0] == same[1] == same[2],
+            "external_tokens_after_restart": external[name],
             "first_token_s": {
-                "computed": spread([one.first_s for one in cold]),
-                "memory": spread([one.first_s for one in warm]),
-                "drive": spread([one.first_s for one in drive]),
+                "computed": spread([one.first_s for one in cold[name]]),
+                "memory": spread([one.first_s for one in warm[name]]),
+                "drive": spread([one.first_s for one in drive[name]]),
             },
         }
+    return beside_peer(rows)
+
+
+def in_turns(servers: dict[str, Server], prompts: Sequence[list[int]]) -> dict[str, list[Answer]]:
+    """Has each prompt answered by all, another one first each time."""
+    names = list(servers)
+    told: dict[str, list[Answer]] = {name: [] for name in names}
+    for at, prompt in enumerate(prompts):
+        first = at % len(names)
+        for name in names[first:] + names[:first]:
+            told[name].append(servers[name].complete(prompt, ANSWER))
+    return told
+
+
+def beside_peer(rows: Row) -> Row:
+    """What is asked of a restart, of the connector and of the tier."""
     peer = rows["vllm_fs"]["first_token_s"]["drive"]["median"]
     whole = WINDOWS * ((DOCUMENT_TOKENS - 1) // BLOCK * BLOCK)
     held = []
@@ -223,7 +255,7 @@ def driven(bench: Bench, module: str, *args: str) -> Row:
         [str(bench.python), "-m", f"serving.{module}", str(out), *args],
         cwd=jobs.HERE.parent,
         env=jobs.environment(),
-        timeout=jobs.LIMIT_S,
+        timeout=DRIVEN_LIMIT_S,
         check=True,
     )
     return dict(json.loads(out.read_text()))
@@ -281,6 +313,7 @@ def main() -> int:
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
             "took_s": round(time.time() - begun, 1),
             "load_average": loads,
+            "build": "release" if _core.IS_RELEASE else "development",
         }
         rows[name] = row
         print(f"{name}: {'holds' if row['holds'] else 'DOES NOT HOLD'} {json.dumps(row)}")

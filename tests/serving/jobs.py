@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import tiered_kv
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 BLOCK = 32
@@ -50,9 +52,9 @@ class Round:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a process that uses this tree's package, and no network."""
+    """The variables of a process that uses the package that this one does, and no network."""
     ours = {
-        "PYTHONPATH": str(ROOT / "python"),
+        "PYTHONPATH": str(Path(tiered_kv.__file__).parents[1]),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",

@@ -9,7 +9,7 @@ from unittest import mock
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from serving.tiering import Driven, keys_of
+from serving.tiering import TOKENS, Driven, keys_of
 
 OURS = {
     "cache_policy": "TieredKVPolicy",
@@ -84,6 +84,56 @@ def check_a_chunk_lies_where_its_own_request_has_it() -> None:
         (other[0], None, 0),
         (other[1], other[0], 1),
     ]
+
+
+def check_a_request_counts_once_and_before_anything_leaves_for_it() -> None:
+    one = _driven(4)
+    policy = one.primary._policy
+    calls: list[tuple[str, Any]] = []
+    real = policy._evictor
+
+    class Noting:
+        """The evictor, which notes what it is asked."""
+
+        def __getattr__(self, name: str) -> Any:
+            def noting(*args: Any) -> Any:
+                calls.append((name, args[0]))
+                return getattr(real, name)(*args)
+
+            return noting
+
+        def __len__(self) -> int:
+            return len(real)
+
+    keys = keys_of("b", 5)
+    with mock.patch.object(policy, "_evictor", Noting()):
+        one.finish(_used(one, "a", keys_of("a", 4)))
+        calls.clear()
+        context = one.begin("b", keys[:3])
+        one.store(context, keys[:3])
+        for at, key in enumerate(keys[3:], 4):
+            context.set_offload_key_position(key, at * TOKENS)
+        one.store(context, keys[3:4])
+        one.finish(context)
+        told = [call for call in calls if call[0] in {"requested", "evict"}]
+        # The answer is stored and is no access.
+        assert told == [("requested", keys[:3]), ("evict", 3), ("evict", 1)]
+        calls.clear()
+        # One that finds everything counts as well.
+        context = one.begin("c", keys[:2])
+        hits = [key for key in keys[:2] if one.primary.lookup(key, context) is LookupResult.HIT]
+        assert hits
+        one.manager.prepare_load(hits, context)
+        one.manager.complete_load(hits, context)
+        one.finish(context)
+        assert ("requested", hits) in calls
+
+
+def _used(one: Driven, name: str, keys: list[Any]) -> Any:
+    """A request that has stored chunks."""
+    context = one.begin(name, keys)
+    assert one.store(context, keys) == len(keys)
+    return context
 
 
 def check_a_reset_forgets_everything() -> None:

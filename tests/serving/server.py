@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
@@ -65,11 +66,13 @@ class Server:
                 env={**jobs.environment(), "VLLM_SERVER_DEV_MODE": "1", **(env or {})},
                 stdout=file,
                 stderr=file,
+                start_new_session=True,
             )
         try:
             self._wait()
         except BaseException:
-            self.process.kill()
+            # Its engine would stay behind, with all of its memory.
+            os.killpg(self.process.pid, signal.SIGKILL)
             raise
 
     def _wait(self) -> None:

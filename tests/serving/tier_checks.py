@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from serving.tiering import CHUNK, TOKENS, Driven, driven, keys_of, offloading, tier
+from serving.tiering import CHUNK, END, TOKENS, Driven, driven, keys_of, offloading, tier
 from tiered_kv import IoFaultError, TieredKvError
 from tiered_kv.engines.vllm import tier as module
 from tiered_kv.engines.vllm import tier_identity
@@ -161,6 +161,65 @@ def check_a_load_that_lacks_one_chunk_brings_the_others() -> None:
         found = one.hits(context, keys)
         assert found == [at != 5 for at in range(COUNT)]
         assert ours.failed_loads == 1
+
+
+def check_a_step_asks_the_store_once_for_a_prompt_and_the_next_one_anew() -> None:
+    with tempfile.TemporaryDirectory() as path, driven(path) as one:
+        keys = _stored(one)
+        (ours,) = one.tiers
+        context = one.begin("r", keys)
+        store = ours._store
+        with mock.patch.object(store, "lookup", side_effect=store.lookup) as asked:
+            assert {ours.lookup(key, context) for key in keys} == {LookupResult.HIT}
+            assert asked.call_count == 1
+        lost = ours._ns.keys_from_opaque(keys[5], len(keys[5]))
+        assert store.delete(ours._ns, lost).removed == 1
+        # What a step has found, an eviction before the next one may take away.
+        ours.on_schedule_end(END)
+        hits = [ours.lookup(key, context) is LookupResult.HIT for key in keys]
+        assert hits == [at != 5 for at in range(COUNT)]
+
+
+def check_a_store_of_which_a_part_fails_keeps_the_others_and_is_told_as_failed() -> None:
+    with tempfile.TemporaryDirectory() as path, driven(path, offloading(groups=2)) as one:
+        (ours,) = one.tiers
+        keys = [*keys_of("a", 6), *keys_of("a", 6, 1)]
+        context = ReqContext("r")
+        for at, key in enumerate(keys):
+            context.set_offload_key_position(key, (at % 6 + 1) * TOKENS)
+        one.manager.on_new_request(context)
+        channel = ours._jobs.channel
+        real, fails = channel.submit_put, [True, False]
+
+        def put(*args: Any, **named: Any) -> int:
+            if fails.pop(0):
+                raise IoFaultError("the drive is gone", op="put")
+            return int(real(*args, **named))
+
+        told: list[Any] = []
+        with (
+            mock.patch.object(channel, "submit_put", side_effect=put),
+            mock.patch.object(ours, "get_finished_jobs", _noting(ours, told)),
+        ):
+            one.store(context, keys)
+            one.finish(context)
+            one.settle()
+        (job,) = told
+        assert not job.success
+        assert job.transfer_bytes == 6 * CHUNK
+        assert _again(one, keys) == [at >= 6 for at in range(12)]
+
+
+def _noting(ours: Any, told: list[Any]) -> Callable[[], list[Any]]:
+    """`get_finished_jobs` that notes what it tells."""
+    real = ours.get_finished_jobs
+
+    def noting() -> list[Any]:
+        found = list(real())
+        told.extend(found)
+        return found
+
+    return noting
 
 
 def check_each_job_is_reported_once_also_through_a_drain() -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.kv_offload.base import LookupResult
 
@@ -53,34 +54,60 @@ _TIMED = (
 Row = dict[str, Any]
 
 
+class Step(NamedTuple):
+    """What the methods of a tier took in a step.
+
+    Attributes:
+        us: Microseconds by the clock.
+        cpu_us: Those of the processor.
+        waits: How often a method waited for something.
+        taken: How often the kernel gave the processor to another thread meanwhile.
+    """
+
+    us: float
+    cpu_us: float
+    waits: int
+    taken: int
+
+
 class Clock:
     """Adds up the time in the methods of a tier, and that of the processor in them."""
 
     def __init__(self, tier: Any) -> None:
-        self._spent_ns = self._cpu_ns = self._asked_ns = 0
+        self._spent_ns = self._cpu_ns = self._own_ns = self._own_cpu_ns = 0
+        self._waits = self._taken = 0
         nothing = self._timed(lambda: None)
+        own = []
         for _ in range(CALIBRATED):
             nothing()
-        # To ask for the processor's time takes some of it, which is not the method's.
-        self._asked_ns = self._cpu_ns // CALIBRATED
+            step = self.take()
+            own.append((step.us, step.cpu_us))
+        # To ask for a time takes some of it, which is not the method's.
+        self._own_ns, self._own_cpu_ns = (
+            int(1000 * statistics.median(each)) for each in zip(*own, strict=True)
+        )
         for name in _TIMED:
             setattr(tier, name, self._timed(getattr(tier, name)))
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
+            before = resource.getrusage(resource.RUSAGE_THREAD)
             cpu, begun = time.thread_time_ns(), time.perf_counter_ns()
             found = method(*args)
-            self._spent_ns += time.perf_counter_ns() - begun
-            self._cpu_ns += time.thread_time_ns() - cpu - self._asked_ns
+            self._spent_ns += time.perf_counter_ns() - begun - self._own_ns
+            self._cpu_ns += time.thread_time_ns() - cpu - self._own_cpu_ns
+            after = resource.getrusage(resource.RUSAGE_THREAD)
+            self._waits += after.ru_nvcsw - before.ru_nvcsw
+            self._taken += after.ru_nivcsw - before.ru_nivcsw
             return found
 
         return timed
 
-    def take_us(self) -> tuple[float, float]:
-        """Microseconds since the last call: by the clock, and of the processor."""
-        spent, cpu = self._spent_ns / 1000, self._cpu_ns / 1000
-        self._spent_ns = self._cpu_ns = 0
-        return spent, cpu
+    def take(self) -> Step:
+        """What has come since the last call."""
+        step = Step(self._spent_ns / 1000, self._cpu_ns / 1000, self._waits, self._taken)
+        self._spent_ns = self._cpu_ns = self._waits = self._taken = 0
+        return step
 
 
 def control_us() -> float:
@@ -100,6 +127,13 @@ def paced(next_s: float) -> tuple[float, bool]:
     return next_s, False
 
 
+def again(driven: Driven, name: str, keys: list[Any]) -> tuple[Any, int]:
+    """A request for what has been stored before, and how many chunks of it are loaded."""
+    context = driven.begin(name, keys)
+    found = [driven.manager.lookup(key, context) for key in keys]
+    return context, sum(one is LookupResult.HIT_PENDING for one in found)
+
+
 def run(tier: Row, name: str) -> Row:
     """One round with one tier."""
     driven = Driven(tier, chunks=PRIMARY, chunk_bytes=CHUNK, spec=offloading())
@@ -108,7 +142,7 @@ def run(tier: Row, name: str) -> Row:
     gc.freeze()  # as vLLM's engine does when it has started
     per = STORED // REQUESTS
     prompts: list[list[Any]] = []
-    steps: list[tuple[float, float]] = []
+    steps: list[Step] = []
     control: list[float] = []
     stored = refused = loaded = late = 0
     manager = driven.manager
@@ -117,7 +151,7 @@ def run(tier: Row, name: str) -> Row:
     for step in range(STEPS):
         if step == WARM:
             begun_s, stored = time.monotonic(), 0
-        clock.take_us()
+        clock.take()
         # Scheduling, up to what the workers are told.
         outputs = []
         for number in range(REQUESTS):
@@ -131,11 +165,9 @@ def run(tier: Row, name: str) -> Row:
                 outputs.append((output.keys_to_store, context))
                 prompts.append(keys)
         if step % EVERY == EVERY - 1 and len(prompts) > PRIMARY // per * 2:
-            keys = prompts.pop(0)[:LOADED]
-            context = driven.begin(f"{step} again", keys)
+            context, count = again(driven, f"{step} again", prompts.pop(0)[:LOADED])
             open_requests.append(context)
-            found = [manager.lookup(key, context) for key in keys]
-            loaded += sum(one is LookupResult.HIT_PENDING for one in found)
+            loaded += count
         driven.step()
         # The model computes.
         next_s, was_late = paced(next_s + STEP_S)
@@ -150,15 +182,17 @@ def run(tier: Row, name: str) -> Row:
         manager.has_pending_work()
         manager.get_stats()
         if step >= WARM:
-            steps.append(clock.take_us())
+            steps.append(clock.take())
             control.append(control_us())
     took_s = time.monotonic() - begun_s
     driven.settle()
     settled_s = time.monotonic() - begun_s
     driven.manager.shutdown()
     return {
-        "step_us": [spent for spent, _ in steps],
-        "step_cpu_us": [cpu for _, cpu in steps],
+        "step_us": [one.us for one in steps],
+        "step_cpu_us": [one.cpu_us for one in steps],
+        # What is left where nobody else has had the processor in between.
+        "whole_step_us": [one.us for one in steps if not one.taken],
         "control_us": control,
         "offered_bytes_per_s": round(stored * CHUNK / took_s),
         "stored_bytes_per_s": round(stored * CHUNK / settled_s),
@@ -166,18 +200,21 @@ def run(tier: Row, name: str) -> Row:
         "refused_chunks": refused,
         "loaded_chunks": loaded,
         "late_steps": late,
+        "waits_in_methods": sum(one.waits for one in steps),
+        "steps_interrupted": sum(one.taken > 0 for one in steps),
     }
 
 
 def summed(rounds: list[Row]) -> Row:
     """All rounds of a tier."""
     found: Row = {}
-    for name in ("step_us", "step_cpu_us", "control_us"):
+    for name in ("step_us", "whole_step_us", "step_cpu_us", "control_us"):
         all_us = sorted(us for one in rounds for us in one[name])
-        found["steps"] = len(all_us)
-        found[f"{name}_p50"] = round(statistics.median(all_us), 1)
-        found[f"{name}_p99"] = round(all_us[int(len(all_us) * 0.99)], 1)
-        found[f"{name}_most"] = round(all_us[-1], 1)
+        if all_us:
+            found[f"{name}_p50"] = round(statistics.median(all_us), 1)
+            found[f"{name}_p99"] = round(all_us[int(len(all_us) * 0.99)], 1)
+            found[f"{name}_most"] = round(all_us[-1], 1)
+    found["steps"] = sum(len(one["step_us"]) for one in rounds)
     told = (name for name in rounds[0] if not name.endswith("_us"))
     return found | {name: [one[name] for one in rounds] for name in told}
 

@@ -150,6 +150,8 @@ class Driven:
         while self.manager.has_pending_work():
             assert time.monotonic() < end_s
             self.step()
+            # A tier's threads need the interpreter as well.
+            time.sleep(0.0005)
 
     def hits(self, context: ReqContext, keys: Sequence[Any]) -> list[bool]:
         """Looks chunks up, step by step, until each is there or not; checks what is there."""

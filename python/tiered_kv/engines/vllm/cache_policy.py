@@ -42,6 +42,7 @@ class _Sequence:
         self.before: dict[bytes, bytes | None] = {}
         self.depth: dict[bytes, int] = {}
         self.prompt = 0
+        self.counted = False
         self._last: dict[bytes, tuple[bytes, int]] = {}
         self._read = 0
 
@@ -60,7 +61,8 @@ class _Sequence:
 class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are Any here
     """Evicts what it is worth least to keep, by predicted reuse; leaves of a prompt first.
 
-    A request counts as one access of its chunks, when it has ended. What it says of itself by
+    A request counts as one access of its prompt's chunks, before anything leaves for its sake: what
+    it has just stored would else be of nobody, and the first to leave. What it says of itself by
     `kv_transfer_params={"tiered_kv": {"session": ..., "turn": ...}}` is learned from; without it
     sessions are inferred.
 
@@ -101,11 +103,15 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
         self._evictor.remove(key)
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """Nothing: a request counts once, when it has ended."""
+        """Nothing: a request counts once."""
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """Notes where chunks lie that may be inserted."""
+        """Notes where chunks lie that may be inserted, and counts their request."""
         told = self._sequence(req_context)
+        groups: dict[bytes, list[bytes]] = {}
+        for key in islice(told.depth, told.prompt):
+            groups.setdefault(key[-GROUP_BYTES:], []).append(key)
+        self._count(tuple(groups.values()), told, req_context)
         for key in keys:
             self._announced.pop(key, None)
             self._announced[key] = told.before.get(key), told.depth.get(key, 0)
@@ -119,11 +125,17 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
         reused_keys: set[bytes],  # noqa: ARG002
         req_context: Any,
     ) -> None:
-        """Counts an access of all chunks of a request: each group of layers is a stream."""
-        told = self._sequence(req_context)
+        """Counts a request that stored nothing."""
+        groups = [order_request_keys([group], req_context) for group in key_groups]
+        self._count(groups, self._sequence(req_context), req_context)
+
+    def _count(self, groups: Sequence[Sequence[bytes]], told: _Sequence, req_context: Any) -> None:
+        """Counts an access of the chunks of a request, once: each group of layers is a stream."""
+        if told.counted:
+            return
+        told.counted = True
         context = request_context(req_context.kv_transfer_params)
-        for group in key_groups:
-            keys = order_request_keys([group], req_context)
+        for keys in groups:
             if not keys:
                 continue
             end = req_context.get_offload_key_position(keys[0]) or 1
@@ -131,7 +143,7 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
             prompt = sum(told.depth.get(key, 0) < told.prompt for key in keys)
             name = f"{context.session} {keys[0][-GROUP_BYTES:].hex()}" if context.session else ""
             row = _Told(name, context.kind, context.turn, prompt, max(1, tokens))
-            self._evictor.requested(keys, row, self.clock_ns())
+            self._evictor.requested(list(keys), row, self.clock_ns())
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         """Takes out exactly `n` chunks that nobody uses, or none: None where there are fewer."""

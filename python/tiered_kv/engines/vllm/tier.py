@@ -38,6 +38,8 @@ _SHUTDOWN_S = 3.0
 _WRITING = 255
 # What is asked for is shared and never changed.
 _BY_CHUNK = RequestOffloadingContext()
+# Asked for by each lookup of each chunk.
+_HIT = LookupResult.HIT
 
 
 class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes are Any here
@@ -149,8 +151,8 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         """Whether a chunk is on the drive; the index is in memory and answers at once."""
-        if key in self._found and req_context.req_id not in self._stale:
-            return LookupResult.HIT
+        if key in self._found and (not self._stale or req_context.req_id not in self._stale):
+            return _HIT
         if self._goes_without(req_context) or len(key) < self._least_key:
             return LookupResult.MISS
         if self._recorder is not None and req_context.req_id not in self._recorded:
@@ -174,8 +176,8 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
         keys = self._ns.keys_from_opaque(b"".join(ahead), len(key))
         hits = self._store.lookup(self._ns, keys).hits
         if hits:
-            self._found.update(ahead[:hits])
-            return LookupResult.HIT
+            self._found.update(ahead if hits == len(ahead) else ahead[:hits])
+            return _HIT
         if self._jobs.storing:
             found = self._store.lookup(self._ns, keys[:KEY_BYTES], "each")
             if found.tiers[0] == _WRITING:
@@ -196,7 +198,9 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that have ended: nothing touches their chunks any more."""
-        return [self._result(job) for job in self._jobs.ended()]
+        ended = self._jobs.ended()
+        now_s = monotonic() if ended else 0.0
+        return [self._result(job, now_s) for job in ended]
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Hands over what has come since the last step, when nothing more comes in this one."""
@@ -241,25 +245,29 @@ class TieredKV(SecondaryTierManager):  # type: ignore[misc]  # vLLM's classes ar
 
     def _goes_without(self, req_context: Any) -> bool:
         """Whether a request goes without the store."""
-        return req_context.req_id in self._stale or bool(self.out_of_service)
+        if self._stale and req_context.req_id in self._stale:
+            return True
+        return bool(self.out_of_service)
 
-    def _result(self, job: Job) -> JobResult:
+    def _result(self, job: Job, now_s: float) -> JobResult:
         """What vLLM is told of a job, and what later lookups are."""
-        keys = job.told.keys
-        whole = len(job.done) == len(keys)
-        seconds = monotonic() - job.begun_s
+        told, lacking = job.told, job.lacking
+        seconds = now_s - told.submit_time
         self._stats.took("load_seconds" if job.is_load else "save_seconds", seconds)
-        if job.is_load and not whole:
+        partly = None
+        if lacking and job.is_load:
             self.failed_loads += 1
-            done = set(job.done)
-            self._missing.update((key, None) for key in keys if key not in done)
+            self._missing.update(dict.fromkeys(lacking))
             while len(self._missing) > _MOST_MISSING:
                 del self._missing[next(iter(self._missing))]
+            lost = set(lacking)
+            partly = tuple(key for key in told.keys if key not in lost) or None
         elif self._missing and not job.is_load:
-            for key in job.done:
-                self._missing.pop(key, None)
-        partly = tuple(job.done) if job.is_load and job.done and not whole else None
-        return JobResult(job.told.job_id, whole, partly, seconds, job.moved)
+            lost = set(lacking)
+            for key in told.keys:
+                if key not in lost:
+                    self._missing.pop(key, None)
+        return JobResult(told.job_id, not lacking, partly, seconds, job.moved)
 
     def _reset(self) -> None:
         """Forgets, durably, every chunk of this model.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
-from time import monotonic
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -34,20 +35,19 @@ class Job:
         told: vLLM's own.
         is_load: Whether it fills the primary tier.
         waiting: Calls that have not ended.
-        done: Keys for which it was done.
+        lacking: Keys for which it was not done.
         moved: Bytes that were moved.
-        begun_s: When it was submitted, by the monotonic clock.
     """
 
-    __slots__ = ("begun_s", "done", "is_load", "moved", "told", "waiting")
+    __slots__ = ("is_load", "lacking", "moved", "told", "waiting")
 
     def __init__(self, told: Any, *, is_load: bool) -> None:
         self.told = told
         self.is_load = is_load
         self.waiting = 0
-        self.done: list[bytes] = []
+        # Mostly none: what a job costs the scheduler is then the same for any number of keys.
+        self.lacking: list[bytes] = []
         self.moved = 0
-        self.begun_s = monotonic()
 
 
 class Jobs:
@@ -102,7 +102,7 @@ class Jobs:
         # Written by the thread before a call can be seen to have ended, and read by the scheduler's
         # thread; each operation on them is one of the interpreter's own.
         self._calls: dict[int, tuple[Job, list[bytes]]] = {}
-        self._dropped: deque[Job] = deque()
+        self._dropped: deque[tuple[Job, Sequence[bytes]]] = deque()
         # Ends of calls whose beginning has not been noted yet.
         self._early: list[Completion] = []
         # The thread's own.
@@ -115,10 +115,11 @@ class Jobs:
     def submit(self, job: Job, ns: Namespace | None) -> None:
         """Begins a job; one without a namespace ends at once, and nothing is done."""
         self.open += 1
-        self.storing += not job.is_load
+        if not job.is_load:
+            self.storing += 1
         if ns is None:
             job.waiting = 1
-            self._dropped.append(job)
+            self._dropped.append((job, job.told.keys))
         else:
             self._batch.append((self._begin, job, ns))
 
@@ -145,7 +146,7 @@ class Jobs:
         """Jobs whose calls have all ended, each told once: nothing touches their chunks now."""
         if not self.open:
             return []
-        found = []
+        found: list[Job] = []
         early, self._early = self._early, []
         for done in (*early, *self.channel.drain()):
             call = self._calls.pop(done.id, None)
@@ -154,21 +155,23 @@ class Jobs:
                 continue
             job, keys = call
             job.moved += done.bytes
-            if int.from_bytes(done.bitmap, "little") == (1 << len(keys)) - 1:
-                job.done += keys
-            else:
-                job.done += [key for at, key in enumerate(keys) if done.done(at)]
-            job.waiting -= 1
-            if not job.waiting:
-                found.append(job)
+            if not _whole(done, job, len(keys)):
+                job.lacking += [key for at, key in enumerate(keys) if not done.done(at)]
+            self._ended_one(job, found)
         while self._dropped:
-            job = self._dropped.popleft()
-            job.waiting -= 1
-            if not job.waiting:
-                found.append(job)
-        self.open -= len(found)
-        self.storing -= sum(not job.is_load for job in found)
+            job, lacking = self._dropped.popleft()
+            job.lacking += lacking
+            self._ended_one(job, found)
         return found
+
+    def _ended_one(self, job: Job, found: list[Job]) -> None:
+        """Notes that a call of a job has ended, which may have been the last."""
+        job.waiting -= 1
+        if not job.waiting:
+            found.append(job)
+            self.open -= 1
+            if not job.is_load:
+                self.storing -= 1
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until no job is in progress; `ended` then tells them all.
@@ -191,6 +194,7 @@ class Jobs:
         del self._region
 
     def _run(self) -> None:
+        _give_way()
         while True:
             try:
                 batch = self._queue.get(timeout=EVERY_S)
@@ -210,7 +214,7 @@ class Jobs:
         try:
             keys, slots = list(job.told.keys), job.told.chunk_ids.tolist()
             if len(keys[0]) < self._least_key:
-                self._dropped.append(job)
+                self._dropped.append((job, keys))
                 return
             tracked = self._tracked(job.told.req_context)
             if job.is_load:
@@ -219,7 +223,7 @@ class Jobs:
             parts = runs(tracked, keys, slots, self._tokens, self._groups)
         except Exception as error:  # noqa: BLE001 - a job not told of stops the engine
             self._fault("load" if job.is_load else "store", error)
-            self._dropped.append(job)
+            self._dropped.append((job, job.told.keys))
             return
         job.waiting = len(parts)
         for run in parts:
@@ -227,7 +231,7 @@ class Jobs:
                 self._write_run(job, tracked, run, ns)
             except Exception as error:  # noqa: BLE001 - as above
                 self._fault("store", error)
-                self._dropped.append(job)
+                self._dropped.append((job, run.keys))
 
     def _tracked(self, req_context: Any) -> Tracked:
         tracked = self._requests.get(req_context.req_id)
@@ -281,6 +285,21 @@ class Jobs:
         self.faults += 1
         if self.faults == 1:
             _LOG.warning("a %s failed and counts as a miss, as others will: %s", what, error)
+
+
+def _give_way() -> None:
+    """Keeps this thread from interrupting the one that wakes it, on the same processor.
+
+    It could not do anything then but wait for the interpreter, which the other one has.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _whole(done: Completion, job: Job, keys: int) -> bool:
+    """Whether a call did all that was asked of it."""
+    # Of a load, a miss is no failure.
+    return done.ok and (not job.is_load or int.from_bytes(done.bitmap, "little") == (1 << keys) - 1)
 
 
 def _packed(keys: list[bytes], ns: Namespace) -> bytes:
