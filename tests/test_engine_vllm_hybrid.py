@@ -149,7 +149,7 @@ def test_preempted_requests_get_all_their_parts_back(
         model=str(model),
         transfer=jobs.transfer(tmp_path / "kv"),
         rounds=[BUSY, BUSY],
-        engine={"num_gpu_blocks_override": 60, **SMALL},
+        engine={**SMALL, "num_gpu_blocks_override": 40, "max_model_len": 320},
     )
     first, second = found.rounds
     assert first.preemptions > 0

@@ -174,8 +174,7 @@ class WorkerSide:
                 self._failed.update(cut.blocks.block_ids[cut.filled :])
             else:
                 self._failed_requests.add(name)
-                tokens = self._groups[cut.blocks.group].tokens
-                self._cuts[name] = (cut.blocks.first + cut.filled) * tokens
+                self._cuts[name] = self._good_tokens(cut)
         return ended
 
     def take_failed(self) -> set[int]:
@@ -259,12 +258,21 @@ class WorkerSide:
             self._store.publish(reservation)
 
     def _load_all(self, parts: Sequence[tuple[Blocks, Namespace]], request: Request) -> _Cut | None:
-        """Fills the engine's blocks of each group in turn; returns where it was cut short."""
+        """Fills the engine's blocks of each group in turn; returns where it was cut short.
+
+        All groups are read, whatever lacks: what is damaged is found at once, and stored again when
+        it is computed.
+        """
+        cuts = []
         for blocks, namespace in parts:
             filled = self._load(blocks, namespace, request)
             if filled < len(blocks.block_ids):
-                return _Cut(blocks, filled)
-        return None
+                cuts.append(_Cut(blocks, filled))
+        return min(cuts, key=self._good_tokens, default=None)
+
+    def _good_tokens(self, cut: _Cut) -> int:
+        """Tokens up to which a load may be tried again that was cut there."""
+        return (cut.blocks.first + cut.filled) * self._groups[cut.blocks.group].tokens
 
     def _load(self, blocks: Blocks, namespace: Namespace, request: Request) -> int:
         """Fills the engine's blocks; returns how many, from the first.
@@ -289,6 +297,9 @@ class WorkerSide:
                 why = None if hits == last - first else leases.reasons[hits]
             if hits < last - first:
                 self._cut(count - first - hits, why)
+                if why == "corrupt":
+                    # Others may be too, and are found so while this one is computed.
+                    self._store.prefetch(namespace, part(keys, last, count))
                 # A block is of no use without those before it.
                 return first + hits
         return count
