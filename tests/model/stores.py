@@ -34,7 +34,7 @@ Uncertain = Mapping[bytes, Sequence[Version]]
 URING, WHY_NOT = _core.probe_io_uring()
 BACKENDS = ["io_uring", "blocking"] if URING else ["blocking"]
 # They tell of batches, which form as the drives are quick.
-OF_THE_MOMENT = {"groups", "tombstones_retired", "lookups", "metadata_bytes"}
+OF_THE_MOMENT = {"groups", "tombstones_retired", "lookups", "metadata_bytes", "latencies"}
 
 
 GIVEN_UP = b""
@@ -367,10 +367,10 @@ def flat(stats: Mapping[str, Any]) -> _Flat:
     """Statistics as one row of numbers."""
     row = _Flat()
     for name, value in stats.items():
-        if isinstance(value, list):
-            continue  # Rows of namespaces: what they add up to is there too.
+        if isinstance(value, list) or name in OF_THE_MOMENT:
+            continue  # Of rows, what they add up to is there too.
         if isinstance(value, Mapping):
             row.update({f"{name}.{key}": n for key, n in value.items() if key not in OF_THE_MOMENT})
-        elif name not in OF_THE_MOMENT:
+        else:
             row[name] = value
     return row
