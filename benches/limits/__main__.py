@@ -32,7 +32,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def run(part: str, rounds: int, where: Path | None) -> list[Row]:
+def run(part: str, rounds: int, where: Path | None, only: str) -> list[Row]:
     """The rows of one part."""
     match part:
         case "copies":
@@ -40,7 +40,7 @@ def run(part: str, rounds: int, where: Path | None) -> list[Row]:
         case "calls":
             return calls.rows(rounds)
         case "drive":
-            return drive.rows(rounds, where)
+            return drive.rows(rounds, where, only)
         case "policy":
             return policy.rows(rounds)
         case _:
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure")
     parser.add_argument("--rounds", type=int, help=f"by default {ROUNDS}, drive {DRIVE_ROUNDS}")
     parser.add_argument("--dir", type=Path, help="a directory on the drive to measure")
+    parser.add_argument("--only", default="", help="of the drive, as in 'io_uring, 1 MiB'")
     parser.add_argument("--report", type=Path, default=Path("build/reports/bench.json"))
     args = parser.parse_args()
     if not _core.IS_RELEASE:
@@ -60,7 +61,7 @@ def main() -> None:
     rows = []
     for part in args.parts or PARTS:
         rounds = DRIVE_ROUNDS if part == "drive" else ROUNDS
-        rows += run(part, args.rounds or rounds, args.dir)
+        rows += run(part, args.rounds or rounds, args.dir, args.only)
         write(rows, machine(), args.report)
     show(rows)
 

@@ -184,8 +184,8 @@ def of_backend(home: Path, fio: Fio, label: str, backend: str, rounds: int) -> l
     return out
 
 
-def rows(rounds: int, where: Path | None = None) -> list[Row]:
-    """Loads and stores with both backends, for each size of block."""
+def rows(rounds: int, where: Path | None = None, only: str = "") -> list[Row]:
+    """Loads and stores with both backends, for each size of block whose rows' names have `only`."""
     if shutil.which("fio") is None:
         raise SystemExit("bench: fio is not installed: apt-get install fio, or leave out `drive`")
     backends = ["io_uring", "blocking"] if _core.probe_io_uring()[0] else ["blocking"]
@@ -196,5 +196,6 @@ def rows(rounds: int, where: Path | None = None) -> list[Row]:
             row
             for label in SIZES
             for backend in backends
+            if only in f"{backend}, {label}"
             for row in of_backend(home, fio, label, backend, rounds)
         ]
