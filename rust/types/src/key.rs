@@ -21,6 +21,10 @@ pub const MAX_OPAQUE_KEY_BYTES: usize = 4096;
 const TOKEN_TAG: &[u8; 8] = b"tkv1:tok";
 const OPAQUE_TAG: &[u8; 8] = b"tkv1:raw";
 
+/// A message up to this long is hashed at once: it is one chunk of blake3, and setting up its
+/// incremental hasher costs several times as much as the hash.
+const AT_ONCE_BYTES: usize = 1024;
+
 /// The key of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(pub [u8; KEY_BYTES]);
@@ -73,21 +77,54 @@ impl std::fmt::Debug for BlockKey {
     }
 }
 
+/// A message that is hashed at once, while it is short.
+struct Message<'a> {
+    ns: &'a NamespaceId,
+    bytes: [u8; AT_ONCE_BYTES],
+    len: usize,
+    /// What did not fit in, with all before it.
+    long: Option<Box<blake3::Hasher>>,
+}
+
+impl<'a> Message<'a> {
+    fn new(ns: &'a NamespaceId) -> Self {
+        Self { ns, bytes: [0; AT_ONCE_BYTES], len: 0, long: None }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(self.len..self.len + bytes.len()) {
+            room.copy_from_slice(bytes);
+            self.len += bytes.len();
+            return;
+        }
+        let new = || Box::new(blake3::Hasher::new_keyed(&self.ns.0));
+        let hasher = self.long.get_or_insert_with(new);
+        hasher.update(&self.bytes[..self.len]);
+        hasher.update(bytes);
+        self.len = 0;
+    }
+
+    fn key(self) -> BlockKey {
+        let rest = &self.bytes[..self.len];
+        let hash = match self.long {
+            Some(mut hasher) => hasher.update(rest).finalize(),
+            None => blake3::keyed_hash(&self.ns.0, rest),
+        };
+        BlockKey(*hash.as_bytes())
+    }
+}
+
 /// The key of one block of exactly these tokens after `parent`.
 pub fn token_block_key(ns: &NamespaceId, parent: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
-    let mut hasher = blake3::Hasher::new_keyed(&ns.0);
-    hasher.update(TOKEN_TAG);
-    hasher.update(parent.map_or(&[0; KEY_BYTES], |p| &p.0));
+    let mut message = Message::new(ns);
+    message.put(TOKEN_TAG);
+    message.put(parent.map_or(&[0; KEY_BYTES], |p| &p.0));
     let count = u32::try_from(tokens.len()).expect("a block holds fewer than 2^32 tokens");
-    hasher.update(&count.to_le_bytes());
-    let mut buf = [0u8; 1024];
-    for chunk in tokens.chunks(buf.len() / 4) {
-        for (out, token) in buf.as_chunks_mut::<4>().0.iter_mut().zip(chunk) {
-            *out = token.to_le_bytes();
-        }
-        hasher.update(&buf[..chunk.len() * 4]);
+    message.put(&count.to_le_bytes());
+    for token in tokens {
+        message.put(&token.to_le_bytes());
     }
-    BlockKey(*hasher.finalize().as_bytes())
+    message.key()
 }
 
 /// The chained keys of a token sequence cut into blocks of `tokens_per_block`.
@@ -130,12 +167,12 @@ pub fn key_from_opaque(ns: &NamespaceId, opaque: &[u8]) -> Result<BlockKey> {
             ),
         ));
     }
-    let mut hasher = blake3::Hasher::new_keyed(&ns.0);
-    hasher.update(OPAQUE_TAG);
+    let mut message = Message::new(ns);
+    message.put(OPAQUE_TAG);
     let width = u32::try_from(opaque.len()).expect("bounded by MAX_OPAQUE_KEY_BYTES");
-    hasher.update(&width.to_le_bytes());
-    hasher.update(opaque);
-    Ok(BlockKey(*hasher.finalize().as_bytes()))
+    message.put(&width.to_le_bytes());
+    message.put(opaque);
+    Ok(message.key())
 }
 
 /// Folds packed engine hashes, all of `width` bytes.
@@ -155,4 +192,23 @@ pub fn keys_from_opaque(ns: &NamespaceId, packed: &[u8], width: usize) -> Result
         ));
     }
     packed.chunks_exact(width).map(|k| key_from_opaque(ns, k)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_hashed_alike_whatever_its_length() {
+        let ns = NamespaceId([7; 32]);
+        let text: Vec<u8> = (0..5000_u32).map(|at| at.to_le_bytes()[0] ^ 0x5a).collect();
+        for len in [0, 1, 12, 1023, 1024, 1025, 2047, 2048, 2049, 5000] {
+            for part in [4, 32, 700, 1024, 1025, 5000] {
+                let mut message = Message::new(&ns);
+                text[..len].chunks(part).for_each(|some| message.put(some));
+                let whole = blake3::keyed_hash(&ns.0, &text[..len]);
+                assert_eq!(message.key().0, *whole.as_bytes(), "{len} bytes by {part}");
+            }
+        }
+    }
 }
