@@ -31,6 +31,7 @@ mod readonly;
 mod region;
 mod socket;
 mod sync;
+mod turns;
 mod uring;
 mod vectored;
 mod whole;
