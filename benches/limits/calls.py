@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-from tiered_kv import TieredStore as AsyncStore
 from tiered_kv import _core
 from tiered_kv.blocking import TieredStore
 
-from . import wakes
+from . import delay, wakes
 from ._rows import Row, at_least, compare, interleave, progress
 from .copies import namespace
+from .delay import p99
 
 BLOCKS = 64
 BLOCK_BYTES = 16 << 10
 BUSY_THREADS = 4
 SAMPLES = 2000
-BLOCKS_A_SECOND = 10_000
 # Both sides of a 99th percentile take turns within a round, so that a bad moment meets both.
 TURNS = 20
-NAPS = 200
-
-
-def p99(samples: list[float]) -> float:
-    """The 99th percentile."""
-    return statistics.quantiles(samples, n=100)[98]
 
 
 def lookups(rounds: int) -> Row:
@@ -139,44 +131,6 @@ def contains_beside_threads(rounds: int) -> Row:
     return compare("contains, 4 busy threads, p99", "us", "an empty call", pairs, most=2.0)
 
 
-async def lateness() -> list[float]:
-    """How late a loop that naps wakes up, in microseconds."""
-    samples = []
-    for _ in range(NAPS):
-        begin = time.perf_counter()
-        await asyncio.sleep(0.001)
-        samples.append((time.perf_counter() - begin - 0.001) * 1e6)
-    return samples
-
-
-async def loop_delay(rounds: int) -> Row:
-    """What an event loop notices of 10,000 block operations a second."""
-    ours, idle = [], []
-    async with AsyncStore.open(dram_capacity="256MiB") as store:
-        ns = namespace(store, BLOCK_BYTES)
-        keys = ns.keys_from_tokens(range(BLOCKS))
-        buffer = bytearray(BLOCKS * BLOCK_BYTES)
-        await store.put(ns, keys, buffer)
-
-        async def work() -> None:
-            while True:
-                await store.get_into(ns, keys, buffer)
-                await asyncio.sleep(BLOCKS / BLOCKS_A_SECOND)
-
-        for _ in range(rounds):
-            late, late_idle = [], []
-            for _ in range(TURNS):
-                late_idle += await lateness()
-                task = asyncio.create_task(work())
-                late += await lateness()
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            ours.append(p99(late))
-            idle.append(p99(late_idle))
-    pairs = (ours, idle)
-    return compare("event loop delay, 10 k blocks/s, p99", "us", "idle loop", pairs, most=2.0)
-
-
 def rows(rounds: int) -> list[Row]:
     """All of them."""
     progress("lookups")
@@ -189,5 +143,5 @@ def rows(rounds: int) -> list[Row]:
     sys.setswitchinterval(0.005)
     out.append(contains_beside_threads(rounds))
     progress("event loop delay")
-    out.append(asyncio.run(loop_delay(rounds)))
+    out += delay.rows(rounds)
     return out
