@@ -10,7 +10,7 @@ from pathlib import Path
 from tiered_kv import _core
 
 from . import calls, copies, drive, opening, policy
-from ._rows import Row, progress, show, write
+from ._rows import Row, markdown, progress, show, write
 
 PARTS = ("copies", "calls", "drive", "opening", "policy")
 ROUNDS, DRIVE_ROUNDS = 5, 15
@@ -55,7 +55,12 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="a directory on the drive to measure")
     parser.add_argument("--only", default="", help="of the drive, as in 'io_uring, 1 MiB'")
     parser.add_argument("--report", type=Path, default=Path("build/reports/bench.json"))
+    told = "print the report as the table of a document, and measure nothing"
+    parser.add_argument("--markdown", action="store_true", help=told)
     args = parser.parse_args()
+    if args.markdown:
+        print(markdown(args.report))
+        return
     if not _core.IS_RELEASE:
         progress("a development build, which checks more than what ships: use `make bench`")
     rows = []

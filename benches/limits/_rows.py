@@ -132,6 +132,23 @@ def show(rows: Iterable[Row]) -> None:
     Console(width=max(140, Console().width)).print(table)
 
 
+def markdown(path: Path) -> str:
+    """The rows of a report as the table of a document."""
+    lines = ["| what | value | beside | ratio (spread) | bar |", "|---|---|---|---|---|"]
+    for told in json.loads(path.read_text())["rows"]:
+        row = Row(**told)
+        value = f"{row.value:,.0f}" if row.value >= 1e4 else f"{row.value:.3g}"
+        fixed = row.reference == "bar"
+        beside = "" if fixed else f"{row.reference} {row.reference_value:.3g}"
+        spread = "one run" if row.runs == 1 else f"{row.spread[0]:.2f}-{row.spread[1]:.2f}"
+        limit = f"{row.reference_value:g}" if fixed else row.bar.split(" ")[-1]
+        bar = "" if row.met is None else f"{limit}, {'met' if row.met else 'missed'}"
+        lines.append(
+            f"| {row.name} | {value} {row.unit} | {beside} | {row.ratio:.2f} ({spread}) | {bar} |"
+        )
+    return "\n".join(lines)
+
+
 def write(rows: list[Row], machine: dict[str, object], path: Path = REPORT) -> None:
     """Writes the report; rows of parts that were not run this time are kept."""
     old = {}

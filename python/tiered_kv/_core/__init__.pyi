@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from tiered_kv._core._attached import Attached, AttachedHold
 from tiered_kv._core._channel import Channel
-from tiered_kv._core._evictor import Evictor
+from tiered_kv._core._evictor import CountedRequest, Evictor
 from tiered_kv._core._handles import Hold, Namespace, PutOptions, Request
 from tiered_kv._core._memory import Lease, Leases, Region, Reservation, Slots
 from tiered_kv._core._operator import (
@@ -43,6 +43,7 @@ __all__ = [
     "AttachedHold",
     "Channel",
     "CloseReport",
+    "CountedRequest",
     "DeleteReport",
     "Evictor",
     "FlushReport",

@@ -19,6 +19,10 @@ class _Told(Protocol):
     def block_tokens(self) -> int: ...
 
 @final
+class CountedRequest:
+    """As what an evictor has counted a request."""
+
+@final
 class Evictor:
     """Is told what a cache has and what is used of it, and says what goes.
 
@@ -33,8 +37,18 @@ class Evictor:
         """A block is gone, and not by `evict`."""
     def set_evictable(self, key: bytes, evictable: bool) -> None:
         """Whether a block may go."""
-    def requested(self, keys: Sequence[bytes], told: _Told, now_ns: int) -> None:
+    def requested(
+        self,
+        keys: Sequence[bytes],
+        told: _Told,
+        now_ns: int,
+        counted: CountedRequest | None = None,
+    ) -> CountedRequest:
         """A request has used these blocks, which lie one behind the other.
+
+        A request may be told twice: its prompt, before anything leaves for its sake, and all of it
+        with its answer. With what the first call has returned, what is known of it does not count
+        again. What another evictor has returned is as nothing.
 
         Raises:
             InvalidArgumentError: There are fewer keys than blocks of the prompt.

@@ -14,7 +14,7 @@ mod testing;
 mod value;
 mod window;
 
-pub use beta::{Beta, BetaOptions, Predictor};
+pub use beta::{Beta, BetaOptions, Predictor, Turn};
 pub use cache::{Cache, Request, RequestKind};
 pub use lru::Lru;
 pub use rng::Rng;

@@ -6,9 +6,10 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use tiered_kv::{BlockType, Tier, request_kind};
 use tiered_kv_policy::{
-    Accesses, BetaOptions, BlockId, Facts, Nanos, Policy as _, Predictor, Request, Standing,
+    Accesses, BetaOptions, BlockId, Facts, Nanos, Policy as _, Predictor, Request, Standing, Turn,
 };
 
 /// The only tier, and the only size class.
@@ -178,9 +179,20 @@ fn label(text: &str) -> u64 {
     number(&digest.as_bytes()[..NUMBER_BYTES])
 }
 
+/// Numbers of the evictors of this process.
+static NEXT_EVICTOR: AtomicU64 = AtomicU64::new(1);
+
+/// As what an evictor has counted a request.
+#[pyclass(frozen, module = "tiered_kv._core")]
+pub(crate) struct CountedRequest {
+    evictor: u64,
+    turn: Turn,
+}
+
 /// The reuse predictor as the policy of a cache of somebody else's.
 #[pyclass(frozen, module = "tiered_kv._core")]
 pub(crate) struct Evictor {
+    number: u64,
     /// Guards the table and the predictor; held for the call alone.
     state: Mutex<State>,
 }
@@ -190,7 +202,8 @@ impl Evictor {
     #[new]
     #[pyo3(signature = (metadata_bytes, seed=1))]
     fn new(metadata_bytes: u64, seed: u64) -> Self {
-        Self { state: Mutex::new(State::new(metadata_bytes, seed)) }
+        let number = NEXT_EVICTOR.fetch_add(1, Ordering::Relaxed);
+        Self { number, state: Mutex::new(State::new(metadata_bytes, seed)) }
     }
 
     fn __len__(&self) -> usize {
@@ -216,14 +229,17 @@ impl Evictor {
         self.state.lock().set_evictable(key, evictable);
     }
 
-    /// A request has used these blocks, which lie one behind the other.
+    /// A request has used these blocks, which lie one behind the other; or all of those of one that
+    /// was counted with its first.
+    #[pyo3(signature = (keys, told, now_ns, counted=None))]
     fn requested(
         &self,
         py: Python<'_>,
         keys: Vec<Vec<u8>>,
         told: Told,
         now_ns: u64,
-    ) -> PyResult<()> {
+        counted: Option<&CountedRequest>,
+    ) -> PyResult<CountedRequest> {
         if told.block_tokens == 0 || told.prompt > keys.len() {
             let remedy = "give the tokens of a block, and at most as many blocks as there are keys";
             return Err(invalid(py, "requested", format!("`block_tokens`, `prompt`: {remedy}")));
@@ -243,8 +259,15 @@ impl Evictor {
             output_tokens: tokens(keys.len() - told.prompt),
             block_tokens: told.block_tokens,
         };
-        state.predictor.requested(&Accesses { request, ids: &ids, turn: told.turn, bare: false });
-        Ok(())
+        let accesses = Accesses { request, ids: &ids, turn: told.turn, bare: false };
+        let turn = match counted.filter(|counted| counted.evictor == self.number) {
+            Some(CountedRequest { turn, .. }) => {
+                state.predictor.ended(&accesses, *turn);
+                *turn
+            }
+            None => state.predictor.begun(&accesses),
+        };
+        Ok(CountedRequest { evictor: self.number, turn })
     }
 
     /// Takes out exactly `n` blocks that may go, none of `protected`; `None` where there are not so

@@ -60,6 +60,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<attached::AttachedHold>()?;
     m.add_class::<channel::Channel>()?;
     m.add_class::<evictor::Evictor>()?;
+    m.add_class::<evictor::CountedRequest>()?;
     m.add_class::<hold::Hold>()?;
     m.add_class::<leases::Lease>()?;
     m.add_class::<leases::Leases>()?;

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 
-from tiered_kv._core import Evictor
+from tiered_kv._core import CountedRequest, Evictor
 from tiered_kv.engines.vllm.tenancy import request_context
 from tiered_kv.engines.vllm.tier_requests import GROUP_BYTES, positions
 
@@ -42,7 +42,8 @@ class _Sequence:
         self.before: dict[bytes, bytes | None] = {}
         self.depth: dict[bytes, int] = {}
         self.prompt = 0
-        self.counted = False
+        # As what it was counted, by group; none before it was.
+        self.counted: dict[bytes, CountedRequest] | None = None
         self._last: dict[bytes, tuple[bytes, int]] = {}
         self._read = 0
 
@@ -62,8 +63,8 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
     """Evicts what it is worth least to keep, by predicted reuse; leaves of a prompt first.
 
     A request counts when it first stores something, before anything leaves for its sake: what it
-    stores would else be of nobody, and the first to leave. It counts again with its answer, when it
-    has ended: in the next turn the answer is part of the prompt. What it says of itself by
+    stores would else be of nobody, and the first to leave. When it has ended, its answer is added:
+    in the next turn it is part of the prompt. What it says of itself by
     `kv_transfer_params={"tiered_kv": {"session": ..., "turn": ...}}` is learned from; without it
     sessions are inferred.
 
@@ -109,8 +110,7 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
         """Notes where chunks lie that may be inserted, and counts their request."""
         told = self._sequence(req_context)
-        if not told.counted:
-            told.counted = True
+        if told.counted is None:
             groups: dict[bytes, list[bytes]] = {}
             for key in islice(told.depth, told.prompt):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(key)
@@ -128,22 +128,27 @@ class TieredKVPolicy(CachePolicy):  # type: ignore[misc]  # vLLM's classes are A
         reused_keys: set[bytes],  # noqa: ARG002
         req_context: Any,
     ) -> None:
-        """Counts a request with its answer."""
+        """Adds its answer to a request, or counts one that has stored nothing."""
         groups = [order_request_keys([group], req_context) for group in key_groups]
         self._count(groups, self._sequence(req_context), req_context)
 
     def _count(self, groups: Sequence[Sequence[bytes]], told: _Sequence, req_context: Any) -> None:
         """Counts an access of chunks of a request: each group of layers is a stream."""
         context = request_context(req_context.kv_transfer_params)
+        if told.counted is None:
+            told.counted = {}
         for keys in groups:
             if not keys:
                 continue
             end = req_context.get_offload_key_position(keys[0]) or 1
             tokens = end // (told.depth.get(keys[0], 0) + 1)
             prompt = sum(told.depth.get(key, 0) < told.prompt for key in keys)
-            name = f"{context.session} {keys[0][-GROUP_BYTES:].hex()}" if context.session else ""
+            group = keys[0][-GROUP_BYTES:]
+            name = f"{context.session} {group.hex()}" if context.session else ""
             row = _Told(name, context.kind, context.turn, prompt, max(1, tokens))
-            self._evictor.requested(list(keys), row, self.clock_ns())
+            counted = told.counted.get(group)
+            counted = self._evictor.requested(list(keys), row, self.clock_ns(), counted)
+            told.counted[group] = counted
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         """Takes out exactly `n` chunks that nobody uses, or none: None where there are fewer."""

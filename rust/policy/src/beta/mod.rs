@@ -77,10 +77,9 @@ pub struct Beta {
     path: Vec<u32>,
 }
 
-/// What all of a request's blocks share.
-struct Visit<'a> {
-    request: &'a Request<'a>,
-    now: f64,
+/// As what a request was counted, for the rest of it that is told later.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
     session: u32,
     /// The session's transition: first or continued.
     transition: usize,
@@ -92,8 +91,25 @@ struct Visit<'a> {
     features: Features,
     /// Whether later turns of an agent insert what tools said.
     tools: bool,
+}
+
+/// What all of a request's blocks share.
+struct Visit<'a> {
+    request: &'a Request<'a>,
+    now: f64,
+    turn: Turn,
     /// Whether the prompt's last block is not full.
     partial: bool,
+    /// Whether it is the rest of a request: what is known of it was counted then.
+    is_rest: bool,
+}
+
+impl<'a> Visit<'a> {
+    fn new(request: &'a Request<'a>, turn: Turn, is_rest: bool) -> Self {
+        let full = request.prompt as u64 * u64::from(request.block_tokens);
+        let partial = full > u64::from(request.input_tokens);
+        Self { request, now: seconds(request.now), turn, partial, is_rest }
+    }
 }
 
 /// Transitions; with a type they make a pair.
@@ -250,10 +266,7 @@ impl Beta {
             gap = if options.pace { pace::level(expected) } else { gap };
             scale = if options.scale { pace::scale(expected) } else { scale };
         }
-        let full = request.prompt as u64 * u64::from(request.block_tokens);
-        let visit = Visit {
-            request,
-            now,
+        let turn = Turn {
             session: serial,
             transition: if first { FIRST } else { CONTINUED },
             score: if options.score { self.scores.level(features) } else { 0 },
@@ -261,9 +274,8 @@ impl Beta {
             scale,
             features,
             tools: request.kind.is_agent() && !first,
-            partial: full > u64::from(request.input_tokens),
         };
-        (visit, session.end)
+        (Visit::new(request, turn, false), session.end)
     }
 
     /// Computes hazards and index anew where that is due.

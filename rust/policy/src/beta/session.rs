@@ -78,6 +78,13 @@ impl Session {
         facts
     }
 
+    /// Its last request has ended: with it came so much of an answer.
+    pub(crate) fn answered(&mut self, output_tokens: u32) {
+        let asked = self.tokens.saturating_sub(self.output);
+        self.tokens = asked.saturating_add(output_tokens);
+        self.output = output_tokens;
+    }
+
     /// What its next gap is expected by.
     pub(crate) fn before(&self) -> Before {
         Before {

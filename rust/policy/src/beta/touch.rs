@@ -47,7 +47,7 @@ impl Visit<'_> {
             Some(BlockType::User) => USER,
             Some(BlockType::Reasoning) => REASONING,
             Some(BlockType::Unknown) | None => {
-                let inferred = match (output || partial, self.tools) {
+                let inferred = match (output || partial, self.turn.tools) {
                     (true, _) => REASONING,
                     (false, true) => TOOL,
                     (false, false) => USER,
@@ -59,7 +59,7 @@ impl Visit<'_> {
     }
 
     fn private(&self, pair: usize) -> Cell {
-        Cell::new(pair, self.score, self.gap).scaled(self.scale)
+        Cell::new(pair, self.turn.score, self.turn.gap).scaled(self.turn.scale)
     }
 }
 
@@ -88,6 +88,12 @@ impl Beta {
                 continue;
             }
             let node = self.chain.nodes[slot as usize];
+            if visit.is_rest {
+                self.observe(visit, new.take());
+                self.go_on(visit, slot, parent);
+                parent = slot;
+                continue;
+            }
             if node.request == stamp {
                 // A key that came twice is no chain: what is behind it is not looked at.
                 break;
@@ -109,26 +115,37 @@ impl Beta {
         if self.options.guard {
             self.guard.ended(&mut self.chain, parent, stamp, self.capacity);
         }
-        let session = self.sessions.get(visit.session).expect("a request's session is kept");
+        let session = self.sessions.get(visit.turn.session).expect("a request's session is kept");
         session.end = parent;
+    }
+
+    /// A block that was counted with the first of its request.
+    fn go_on(&mut self, visit: &Visit<'_>, slot: u32, parent: u32) {
+        let node = self.chain.node(slot);
+        if node.session == visit.turn.session {
+            node.rend = visit.request.blocks.len() as u32;
+        }
+        if !node.has(RESIDENT) {
+            self.chain.readmit(slot, parent);
+        }
     }
 
     fn insert(&mut self, visit: &Visit<'_>, at: usize, parent: u32) -> u32 {
         let (own_type, flags) = visit.type_of(at);
         let transition = match (flags & PARTIAL != 0, self.options.session_state) {
             (true, _) => SHARED,
-            (false, true) => visit.transition,
+            (false, true) => visit.turn.transition,
             (false, false) => FIRST,
         };
         let cell = if self.options.session_state {
             visit.private(own_type * 4 + transition)
         } else {
             let gap = if self.options.gap { NO_GAP } else { 0 };
-            Cell::new(own_type * 4 + transition, visit.score, gap)
+            Cell::new(own_type * 4 + transition, visit.turn.score, gap)
         };
         let mut node = Node::new(visit.request.blocks[at], parent, at as u32);
         node.last = visit.now;
-        node.session = visit.session;
+        node.session = visit.turn.session;
         node.rend = visit.request.blocks.len() as u32;
         node.request = self.requests as u32;
         node.cell = cell;
@@ -148,7 +165,7 @@ impl Beta {
         let options = self.options;
         let stamp = self.requests as u32;
         let node = self.chain.node(slot);
-        let foreign = node.session != visit.session;
+        let foreign = node.session != visit.turn.session;
         if foreign {
             node.flags |= SHARED_BLOCK;
         }
@@ -166,7 +183,7 @@ impl Beta {
         let lone_tail = node.has(PARTIAL) && !shared;
         let transition = match (foreign || lone_tail, options.session_state) {
             (true, _) => SHARED,
-            (false, true) => visit.transition,
+            (false, true) => visit.turn.transition,
             (false, false) => CONTINUED,
         };
         let pair = own_type * 4 + transition;
@@ -177,10 +194,10 @@ impl Beta {
         } else if options.session_state {
             visit.private(pair)
         } else {
-            Cell::new(pair, visit.score, own_gap(node))
+            Cell::new(pair, visit.turn.score, own_gap(node))
         };
         node.last = visit.now;
-        node.session = visit.session;
+        node.session = visit.turn.session;
         node.rend = visit.request.blocks.len() as u32;
         node.request = stamp;
         node.cell = cell;
@@ -194,7 +211,7 @@ impl Beta {
         if sentinel != Sentinels::NONE {
             let mut books = Books { table: &mut self.table, scores: &mut self.scores };
             let scored = !shared && !lone_tail;
-            let life = Life { from: visit.now, cell, features: visit.features, scored };
+            let life = Life { from: visit.now, cell, features: visit.turn.features, scored };
             self.sentinels.reused(sentinel, &mut books, life);
         }
     }
@@ -209,7 +226,7 @@ impl Beta {
                 continue;
             }
             let scored = !node.has(PARTIAL);
-            let (from, features) = (visit.now, visit.features);
+            let (from, features) = (visit.now, visit.turn.features);
             let life = Life { from, cell: node.cell, features, scored };
             node.sentinel = self.sentinels.start(slot, life);
         }
@@ -221,7 +238,7 @@ impl Beta {
         while slot != NONE {
             let node = self.chain.nodes[slot as usize];
             let on_path = visit.request.blocks.get(node.depth as usize) == Some(&node.key);
-            let own = node.session == visit.session && !node.has(SHARED_BLOCK);
+            let own = node.session == visit.turn.session && !node.has(SHARED_BLOCK);
             if on_path || !own || node.cell.pair() % 4 == LEFT_BEHIND {
                 return;
             }

@@ -341,8 +341,7 @@ impl Policy for Predictor {
     }
 
     fn requested(&mut self, accesses: &Accesses<'_>) {
-        self.advance(accesses.request.now);
-        self.learn(accesses);
+        self.begun(accesses);
     }
 
     fn removed(&mut self, tier: Tier, block: BlockId) {

@@ -2,22 +2,36 @@
 
 use super::Predictor;
 use crate::beta::chain::{NONE, UNCLAIMED};
-use crate::beta::seconds;
+use crate::beta::{Turn, Visit, seconds};
 use crate::{Accesses, BlockId, Nanos, Request};
 use tiered_kv_types::BlockType;
 
 impl Predictor {
-    pub(super) fn learn(&mut self, accesses: &Accesses<'_>) {
+    /// Counts a request of which more is told later: its prompt, before it is answered.
+    pub fn begun(&mut self, accesses: &Accesses<'_>) -> Turn {
+        self.advance(accesses.request.now);
+        self.learn(accesses)
+    }
+
+    /// Takes in all blocks of a request that [`Predictor::begun`] has counted: what is known of
+    /// them is not counted again, or each request would be used twice.
+    pub fn ended(&mut self, accesses: &Accesses<'_>, turn: Turn) {
+        self.advance(accesses.request.now);
+        self.run = None;
+        self.apply(accesses, (self.now * 1e9) as Nanos, Some(turn));
+    }
+
+    pub(super) fn learn(&mut self, accesses: &Accesses<'_>) -> Turn {
         // The last request's own blocks may not go together with the next one's.
         self.run = None;
         if accesses.bare
             && let Some(then) = self.stored_unclaimed(accesses)
         {
             // No request told of them when they were stored: that was an access of its own.
-            self.apply(accesses, then);
+            self.apply(accesses, then, None);
         }
         let now = (self.now * 1e9) as Nanos;
-        self.apply(accesses, now.max(accesses.request.now));
+        self.apply(accesses, now.max(accesses.request.now), None)
     }
 
     /// Counts what outlived the last request, and computes the index anew where that is due: after
@@ -38,7 +52,7 @@ impl Predictor {
         last.reduce(f64::max).map(|last| (last.max(0.0) * 1e9) as Nanos)
     }
 
-    fn apply(&mut self, accesses: &Accesses<'_>, now: Nanos) {
+    fn apply(&mut self, accesses: &Accesses<'_>, now: Nanos, rest_of: Option<Turn>) -> Turn {
         self.catch_up();
         let (mut keys, mut types) =
             (std::mem::take(&mut self.keys), std::mem::take(&mut self.types));
@@ -63,14 +77,7 @@ impl Predictor {
         let fit = known + self.beta.chain.room().min(keys.len() - known);
         request.blocks = &keys[..fit];
         request.prompt = prompt.min(fit);
-        self.beta.told_turn = accesses.turn;
-        self.beta.requests += 1;
-        let session = self.beta.session_of(&request, known);
-        let (visit, end) = self.beta.visit(&request, session, known);
-        if self.beta.options.left_behind {
-            self.beta.leave_behind(&visit, end);
-        }
-        self.beta.apply(&visit);
+        let turn = self.count(&request, known, accesses.turn, rest_of);
         self.claim(accesses.ids, before);
         for at in (0..fit).rev() {
             if self.beta.path[at] != NONE {
@@ -80,6 +87,34 @@ impl Predictor {
         self.learned = Some(seconds(now));
         self.tell_lists();
         (self.keys, self.types) = (keys, types);
+        turn
+    }
+
+    /// Counts a request, or the rest of one whose session is still known.
+    fn count(
+        &mut self,
+        request: &Request<'_>,
+        known: usize,
+        told_turn: u32,
+        rest_of: Option<Turn>,
+    ) -> Turn {
+        let beta = &mut self.beta;
+        if let Some(turn) = rest_of
+            && let Some(session) = beta.sessions.get(turn.session)
+        {
+            session.answered(request.output_tokens);
+            beta.apply(&Visit::new(request, turn, true));
+            return turn;
+        }
+        beta.told_turn = told_turn;
+        beta.requests += 1;
+        let session = beta.session_of(request, known);
+        let (visit, end) = beta.visit(request, session, known);
+        if beta.options.left_behind {
+            beta.leave_behind(&visit, end);
+        }
+        beta.apply(&visit);
+        visit.turn
     }
 
     /// Takes the nodes of those of the request's blocks, from one on, that no request has named.

@@ -425,3 +425,45 @@ fn a_request_that_begins_in_the_midst_of_a_chain_is_as_long_as_the_chain() {
     let serial = toy.policy.beta.sessions.by_label(1_000_001).expect("kept");
     assert_eq!(toy.policy.beta.sessions.get(serial).expect("kept").tokens, 9 * 16);
 }
+
+#[test]
+fn the_rest_of_a_request_does_not_count_again() {
+    let mut toy = Toy::new(predictor(1), 100);
+    let minute: Nanos = 60_000_000_000;
+    for (turn, prompt, all) in [(1, 4, 6), (2, 8, 10)] {
+        let tokens = |blocks: usize| blocks as u32 * 16;
+        let whole = Owned {
+            now: turn * minute,
+            blocks: (1..=all as u64).collect(),
+            prompt,
+            input_tokens: tokens(prompt),
+            output_tokens: tokens(all - prompt),
+            ..scan(1)
+        };
+        let asked = Owned { blocks: whole.blocks[..prompt].to_vec(), output_tokens: 0, ..whole };
+        let ids = |toy: &Toy<Predictor>, owned: &Owned| -> Vec<Option<BlockId>> {
+            let id = |key: &u64| toy.residents.get(key).map(|(block, ..)| *block);
+            owned.blocks.iter().map(id).collect()
+        };
+        let told = |request, ids| Accesses { request, ids, turn: 0, bare: false };
+        let before = ids(&toy, &asked);
+        let counted = toy.policy.begun(&told(asked.request(), &before));
+        for at in 0..all {
+            assert!(toy.put(&whole, at, &BTreeSet::new()));
+        }
+        let after = ids(&toy, &whole);
+        let later = Owned { now: turn * minute + minute / 4, ..whole };
+        toy.policy.ended(&told(later.request(), &after), counted);
+        check(&toy, "a turn");
+    }
+    assert_eq!(toy.policy.requests(), 2);
+    let chain = &toy.policy.beta.chain;
+    let used = |key: u64| chain.nodes.iter().find(|node| node.key == key && node.count > 0);
+    let counts: Vec<_> = (1..=10).map(|key| used(key).expect("known").count).collect();
+    assert_eq!(counts, [2, 2, 2, 2, 2, 2, 1, 1, 1, 1]);
+    assert!((1..=10).all(|key| used(key).expect("known").rend == 10), "as long as it became");
+    let serial = toy.policy.beta.sessions.by_label(1_000_001).expect("kept");
+    let session = toy.policy.beta.sessions.get(serial).expect("kept");
+    assert_eq!((session.turn, session.tokens, session.output), (2, 160, 32));
+    assert!((session.gap - 60f32.log2()).abs() < 0.01, "the time between its prompts");
+}
