@@ -62,7 +62,7 @@ timed = start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - star
 
 .PHONY: help build demo test test-rust test-asan test-models test-fuzz test-python test-model fuzz \
 	sim sim-mutants crash crash-power soak sizing-truth sizing-vllm engines test-engines \
-	acceptance-engines lint bench bench-lmcache docs paper-figures lock clean FORCE
+	test-engines-brief acceptance-engines lint bench bench-lmcache docs paper-figures lock clean FORCE
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -223,7 +223,15 @@ engines: $(CORE) $(VLLM) $(LMCACHE) ## Install the serving engines, each under b
 test-engines: $(CORE) $(VLLM) $(LMCACHE) ## Run the tests that drive serving engines; some minutes.
 	$(TEST_ENV) $(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
 
-# Not in CI, which has no engine: some twenty minutes. BENCH_ARGS='--only restart' chooses. The
+# What of these CI runs: the adapters on the engines' own classes, and a server that starts with the
+# flag of the page. The rest takes a quarter of an hour.
+BRIEF := tests/test_engine_vllm_parts.py tests/test_engine_lmcache_adapters.py \
+	tests/test_engine_vllm_http.py::test_the_check_of_the_page_works \
+	tests/test_engine_vllm_http.py::test_the_page_starts_a_server_that_uses_the_store
+test-engines-brief: $(CORE) $(VLLM) $(LMCACHE) ## Run the part of these that CI runs, too.
+	@$(call timed,engines,$(TEST_ENV) $(BIN)/python -m pytest -m engine $(BRIEF) $(PYTEST_ARGS))
+
+# Not in CI: some twenty minutes. BENCH_ARGS='--only restart' chooses. The
 # engines load the wheel that ships, too.
 acceptance-engines: $(RELEASE) $(VLLM) $(DEMO) ## Serve the demo model by vLLM, and without us.
 	cd tests && $(TEST_ENV) $(AS_SHIPPED) ../$(BIN)/python -m serving.acceptance $(BENCH_ARGS) \
