@@ -46,6 +46,10 @@ class Blocks:
         """The key before the first in the store of a rank, None at the root."""
         return self.parents[rank] if self.first else None
 
+    def is_in(self, keys: bytes) -> bool:
+        """Whether the first of these blocks is in a sequence, of its keys for the first rank."""
+        return part(keys, self.first, self.first + 1) == part(self.keys[0], 0, 1)
+
 
 @dataclasses.dataclass
 class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's classes are Any here
