@@ -115,10 +115,11 @@ def test_hits_are_those_of_the_other_way(stored: Answers) -> None:
 def test_layers_are_copied_when_they_are_computed_and_when_they_are_needed(stored: Answers) -> None:
     counted = stored.stats["adapter"]
     assert counted["faults"] == counted["cut_loads"] == 0
-    # The store's own test at the start is two blocks, and no layer's.
-    blocks = stored.stats["counters"]["put_stored"]
-    assert counted["layer_saves"] >= LAYERS * (blocks - 2) > 0
-    assert counted["layer_loads"] == LAYERS * sum(stored.stats[tier]["hits"] for tier in ("dram",))
+    # The test of the store at its start writes and reads two blocks, which are no layer's.
+    blocks = stored.stats["counters"]["put_stored"] - 2
+    hits = sum(stored.stats[tier]["hits"] for tier in ("dram", "nvme")) - 2
+    assert (blocks > 0, hits > 0) == (True, True)
+    assert (counted["layer_saves"], counted["layer_loads"]) == (LAYERS * blocks, LAYERS * hits)
 
 
 def test_a_restarted_engine_finds_what_is_on_the_drive(
@@ -166,7 +167,7 @@ def test_a_copy_that_fails_once_is_computed_again(
     assert found.rounds[1].cached == whole(FIRST)
 
 
-@pytest.mark.parametrize("damaged", [None, slice(0, None, 7)], ids=["whole", "damaged"])
+@pytest.mark.parametrize("damaged", [None, slice(0, None, 2)], ids=["whole", "damaged"])
 def test_preempted_requests_get_their_blocks_back(
     damaged: slice | None, again: Callable[..., Answers], plain: list[Round]
 ) -> None:

@@ -148,15 +148,16 @@ def check_what_no_layer_tells_is_copied_at_the_end() -> None:
         assert stored(worker, 4)[2:] == [bytes_of(cache, block) for block in (2, 3)]
 
 
-def check_two_requests_that_save_the_same_block_in_a_step_do_no_harm() -> None:
+def check_what_two_requests_of_a_step_share_is_copied_once() -> None:
     cache = caches()
     with layered(cache) as worker:
-        step = Step(saves=[some(0, 2), some(0, 3, "s")])
+        step = Step(saves=[some(0, 2), some(0, 3, "s"), some(1, 1, "t")])
         for name in LAYERS:
             worker.save_layer(step, name)
         worker.save(step)
         assert stored(worker, 3) == [bytes_of(cache, block) for block in range(3)]
-        assert worker.faults == 0
+        counted = worker.stats()["adapter"]
+        assert (counted["layer_saves"], counted["faults"]) == (3 * len(LAYERS), 0)
 
 
 def check_a_step_that_does_not_come_to_its_end_publishes_nothing() -> None:

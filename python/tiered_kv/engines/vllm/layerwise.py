@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from time import monotonic
 
 from tiered_kv import Leases
-from tiered_kv.engines.vllm.messages import Blocks, Step
+from tiered_kv.engines.vllm.messages import Blocks, Step, part
 from tiered_kv.engines.vllm.paged import PagedCache, SideStream
+from tiered_kv.engines.vllm.tenancy import Tenancy
 from tiered_kv.engines.vllm.transfers import Load, Reader, Saving
 
 Fault = Callable[[str, BaseException], None]
@@ -24,7 +25,7 @@ class StepSaves:
 
     Args:
         groups: The engine's cache, by groups of layers.
-        begin: Reserves memory for blocks.
+        begin: Reserves memory for blocks, all but the first ones, of which it is told how many.
         fault: Counts a fault. Whatever it is, the step goes on.
         side: Where copies are put.
     """
@@ -32,7 +33,7 @@ class StepSaves:
     def __init__(
         self,
         groups: Sequence[PagedCache],
-        begin: Callable[[Blocks], Saving],
+        begin: Callable[[Blocks, int], Saving],
         fault: Fault,
         side: SideStream,
     ) -> None:
@@ -42,6 +43,7 @@ class StepSaves:
         self._side = side
         self._step: Step | None = None
         self._open: list[tuple[int, Saving]] = []
+        self._taken: set[tuple[Tenancy, int, bytes]] = set()
         self._told: set[str] = set()
         self._tellers: set[str] = set()
         self.early_copies = 0
@@ -89,14 +91,22 @@ class StepSaves:
     def drop(self) -> None:
         """Gives back what was reserved and is not published."""
         opened, self._open, self._step = self._open, [], None
+        self._taken.clear()
         if opened:
             self._side.wait()
         for _, saving in opened:
             saving.drop()
 
     def _reserve(self, blocks: Blocks) -> None:
+        keys = [
+            (blocks.tenancy, blocks.group, part(blocks.keys[0], at, at + 1))
+            for at in range(len(blocks.block_ids))
+        ]
+        # Requests that begin alike share blocks of the engine: one copy is enough.
+        shared = next((at for at, key in enumerate(keys) if key not in self._taken), len(keys))
+        self._taken.update(keys)
         try:
-            self._open.append((blocks.group, self._begin(blocks)))
+            self._open.append((blocks.group, self._begin(blocks, shared)))
         except Exception as error:  # noqa: BLE001 - the step goes on without it
             self._fault("save", error)
 
@@ -109,6 +119,7 @@ class StepSaves:
         for entry in tuple(self._open):
             self._attempt(entry, Saving.publish)
         self._open = []
+        self._taken.clear()
 
     def _attempt(
         self, entry: tuple[int, Saving], what: Callable[..., int | None], *args: int

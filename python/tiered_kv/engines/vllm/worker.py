@@ -309,9 +309,11 @@ class WorkerSide:
         self._is_good = not self._agree(bool(lost) or not self._is_good)
         return self._is_good
 
-    def _begin_save(self, blocks: Blocks) -> Saving:
+    def _begin_save(self, blocks: Blocks, skipped: int) -> Saving:
+        """Reserves memory for blocks that a request uses, but for the first ones."""
         namespace = self._namespace(blocks)
         request = self._request(blocks, namespace)
+        blocks = blocks.behind(skipped)
         reservation = self._store.reserve(
             namespace,
             blocks.keys_of(self._rank),
