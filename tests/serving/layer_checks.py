@@ -148,6 +148,16 @@ def check_what_no_layer_tells_is_copied_at_the_end() -> None:
         assert stored(worker, 4)[2:] == [bytes_of(cache, block) for block in (2, 3)]
 
 
+def check_a_block_that_lacks_a_layer_is_not_published() -> None:
+    cache = caches()
+    with layered(cache) as worker:
+        empty = used(worker)
+        saving = worker._begin_save(some(0, 2), 0)
+        saving.copy(0)
+        saving.publish()
+        assert (stored(worker, 2), used(worker)) == ([None] * 2, empty)
+
+
 def check_what_two_requests_of_a_step_share_is_copied_once() -> None:
     cache = caches()
     with layered(cache) as worker:
@@ -179,7 +189,9 @@ def check_a_step_that_does_not_come_to_its_end_publishes_nothing() -> None:
             worker.save_layer(good, name)
         worker.save(good)
         assert stored(worker, 4) == [bytes_of(cache, 0), None, None, None]
-        # Where layers tell, all must that have.
+        # Where layers tell, all must that have, and in this step.
+        for name in LAYERS:
+            worker.save_layer(Step(saves=[some(2, 2)]), name)
         early = Step(saves=[some(1, 1)])
         worker.save_layer(early, "a")
         worker.save(early)

@@ -91,6 +91,7 @@ class StepSaves:
     def drop(self) -> None:
         """Gives back what was reserved and is not published."""
         opened, self._open, self._step = self._open, [], None
+        self._told = set()
         self._taken.clear()
         if opened:
             self._side.wait()
