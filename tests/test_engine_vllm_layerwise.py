@@ -167,19 +167,22 @@ def test_a_copy_that_fails_once_is_computed_again(
     assert found.rounds[1].cached == whole(FIRST)
 
 
-@pytest.mark.parametrize("damaged", [None, slice(0, None, 2)], ids=["whole", "damaged"])
 def test_preempted_requests_get_their_blocks_back(
-    damaged: slice | None, again: Callable[..., Answers], plain: list[Round]
+    again: Callable[..., Answers], plain: list[Round]
 ) -> None:
     told = {"prompts": MANY, "max_tokens": LONG}
     engine = {"num_gpu_blocks_override": 24, "max_num_seqs": 4, "max_model_len": 512}
-    found = again([told, {**told, "reset": True}], damaged=damaged, engine=engine)
+    found = again([told, {**told, "reset": True}], engine=engine)
     wanted = plain[len(EVERYTHING) - 1].outputs
     assert [one.outputs for one in found.rounds] == [wanted] * 2
     assert found.rounds[0].preemptions > 0
     assert found.rounds[1].preemptions > found.rounds[0].preemptions
     assert found.rounds[1].cached == whole(MANY)
-    assert (found.stats["adapter"]["cut_loads"] > 0) == (damaged is not None)
+    assert found.stats["adapter"]["cut_loads"] == 0
+    # And where some of them cannot be read.
+    found = again([told], damaged=slice(0, None, 2), engine=engine)
+    assert (found.rounds[0].outputs, found.rounds[0].preemptions > 0) == (wanted, True)
+    assert found.stats["adapter"]["cut_loads"] > 0
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
