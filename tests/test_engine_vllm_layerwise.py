@@ -32,11 +32,12 @@ from test_engine_vllm import (
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-# Three that begin alike, of which a step computes a part at a time.
+# Three that begin alike, of each of which a step computes a part: beside one that computes again
+# what it could not load, the others go on.
 BEGIN = tokens(300, 20)
 ALIKE = [BEGIN + tokens(40, seed) for seed in (21, 22, 23)]
 ALIKE_ROUND: dict[str, Any] = {"prompts": ALIKE, "max_tokens": ANSWER, "reset": True}
-PARTS = {"max_num_batched_tokens": 64, "max_num_seqs": 4}
+PARTS = {"max_num_batched_tokens": 128, "max_num_seqs": 4, "long_prefill_token_threshold": 32}
 BY_LAYERS: dict[str, Any] = {"layerwise": True}
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -269,8 +270,11 @@ def check_a_shutdown_in_a_step_publishes_nothing() -> None:
         step = Step(saves=[some(0, 2)])
         for name in LAYERS:
             worker.save_layer(step, name)
+        saving = worker._saves._open[0][1]
+        views = list(saving._views)
         spec, directory = worker.owner.specs[0], Path(worker.owner.directory)
         worker.close()
+        assert (len(views), saving._views, worker._saves._open) == (2, [], [])
         fields: dict[str, Any] = {
             "nvme_paths": [str(directory)],
             "nvme_capacity": "64MiB",
@@ -389,11 +393,14 @@ def check_a_step_that_lacks_a_block_publishes_nothing_on_any_rank() -> None:
 
 def check_loads_that_nobody_waits_for_end_with_the_step() -> None:
     cache = caches()
-    with layered(cache) as worker:
+    with layered(cache, _Gated) as worker:
         before = filled(worker, cache, 4)
+        paged: Any = worker._groups[0].paged
         # No layer calls, and with drafts vLLM asks for the ends before the saves.
         step = Step(loads=[some(0, 4)], saves=[some(4, 1)])
         worker.start(step)
+        for go in paged.go:
+            threading.Timer(0.1, go.set).start()
         assert worker.ended() == set()
         assert [bytes_of(cache, block) for block in range(4)] == before
         worker.save(step)
@@ -417,8 +424,10 @@ def check_a_load_that_comes_too_late_writes_no_more() -> None:
             step = Step(loads=[some(0, 4)], saves=[some(4, 1)])
             worker.start(step)
             assert begun.wait(60)
+            begun_s = monotonic()
             worker.wait_layer("a")
             worker.wait_layer("b")
+            assert monotonic() - begun_s < 30
             worker.save(step)
             assert worker.take_failed() == {0, 1, 2, 3}
             assert worker.faults == 1
