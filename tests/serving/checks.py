@@ -35,6 +35,7 @@ from tiered_kv.engines.vllm.messages import Owner
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
+from tiered_kv.engines.vllm.within import Within
 
 TOKENS, BLOCK_BYTES = 16, 4096
 SPEC = NamespaceSpec("m", "w", "float32", KvLayout(TOKENS, BLOCK_BYTES))
@@ -308,7 +309,9 @@ class Request(SimpleNamespace):
 
 
 @contextmanager
-def served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
+def served(
+    blocks: int, within: Within | None = None
+) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
     """A scheduler's side on a store that holds some blocks of the tokens 0, 1, 2 and so on."""
     with tempfile.TemporaryDirectory() as path:
         options = Options.parse({"path": path, "nvme_capacity": "8MiB", "dram_capacity": "4MiB"})
@@ -317,7 +320,7 @@ def served(blocks: int) -> Iterator[tuple[SchedulerSide, BlockingStore]]:
             ns = store.namespace(SPEC)
             keys = ns.keys_from_tokens(range(blocks * TOKENS))
             assert store.put(ns, keys, [bytes(BLOCK_BYTES)] * blocks).stored == blocks
-            side = SchedulerSide(options, PLAIN)
+            side = SchedulerSide(options, PLAIN, within=within)
             side.attach({(0, 0): Owner(str(options.directory(0, 0)), (SPEC,))})
             yield side, store
             side.close()

@@ -33,14 +33,14 @@ class _Elsewhere(PagedCache):
 
 
 @contextmanager
-def worker_of(paged: PagedCache) -> Iterator[WorkerSide]:
+def worker_of(paged: PagedCache, timeout_s: float = 10, **told: Any) -> Iterator[WorkerSide]:
     """A worker's side with a new store."""
     with tempfile.TemporaryDirectory() as path:
         extra = {"path": path, "nvme_capacity": "64MiB", "dram_capacity": "4MiB"}
         options = Options.parse(extra)
         spec = dataclasses.replace(SPEC, layout=KvLayout(TOKENS, paged.block_bytes))
         config = options.store_config(options.make_directory(0, 0), 1)
-        worker = WorkerSide(config, [Cached(spec, paged, TOKENS)], 0, 10)
+        worker = WorkerSide(config, [Cached(spec, paged, TOKENS)], 0, timeout_s, **told)
         try:
             yield worker
         finally:
@@ -77,11 +77,13 @@ class _Waiting(PagedCache):
         self.begun, self.go = threading.Event(), threading.Event()
         self.written = 0
 
-    def write(self, block_ids: Sequence[int], buffers: Sequence[Any]) -> None:
+    def write(
+        self, block_ids: Sequence[int], buffers: Sequence[Any], layer: int | None = None
+    ) -> None:
         self.begun.set()
         self.go.wait()
         self.written += len(block_ids)
-        super().write(block_ids, buffers)
+        super().write(block_ids, buffers, layer)
 
 
 def check_a_worker_that_is_told_to_end_loads_no_more_than_a_batch() -> None:

@@ -8,7 +8,8 @@ A round has `prompts` of token ids, `max_tokens`, and optionally `salts`, one a 
 whether each prompt comes behind that of the last round and its answer; `lora`, the number and the
 directory of an adapter; `damage`, a directory and what is done to its segments before the round,
 "truncate", "lengthen" or "delete"; `drop`, a directory and a part, all of whose blocks are deleted
-before the round, "all", "window" or "state"; and `reset`, whether the engine's own cache is emptied
+before the round, "all", "window" or "state"; `fail`, how many of the round's first copies from the
+store into the engine's cache raise; and `reset`, whether the engine's own cache is emptied
 before it, or, where it is "external", also the connector's.
 """
 
@@ -53,6 +54,22 @@ def _drop(directory: str, kind: str) -> int:
     return dropped
 
 
+def _fail(copies: int) -> None:
+    """Has the next copies into the engine's blocks fail."""
+    from tiered_kv.engines.vllm.paged import PagedCache
+
+    write, left = PagedCache.write, [copies]
+
+    def broken(self: PagedCache, *args: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            message = "as it was told to"
+            raise RuntimeError(message)
+        write(self, *args)
+
+    PagedCache.write = broken  # type: ignore[method-assign,assignment]
+
+
 def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str, Any]:
     from vllm import SamplingParams
 
@@ -61,6 +78,8 @@ def _round(llm: Any, job: dict[str, Any], history: list[list[int]]) -> dict[str,
         _damage(*job["damage"])
     if job.get("reset"):
         reset = llm.reset_prefix_cache(reset_connector=job["reset"] == "external")
+    if job.get("fail"):
+        _fail(job["fail"])
     dropped = _drop(*job["drop"]) if job.get("drop") else 0
     before = _counted(llm, "vllm:external_prefix_cache_hits")
     asked = job["prompts"]

@@ -14,20 +14,24 @@ from serving import (
     checks,
     hybrid_checks,
     identity_checks,
+    layer_checks,
     limits_checks,
     metrics_checks,
     policy_checks,
     tier_checks,
+    within_checks,
 )
 
 MODULES = (
     checks,
     hybrid_checks,
     identity_checks,
+    layer_checks,
     limits_checks,
     metrics_checks,
     policy_checks,
     tier_checks,
+    within_checks,
 )
 CHECKS = {
     name: what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from tiered_kv.engines.vllm.metrics import PromMetrics, Stats
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
+from tiered_kv.engines.vllm.within import Within, why_beside
 from tiered_kv.engines.vllm.worker import Cached, WorkerSide
 
 _LOG = init_logger("vllm.tiered_kv")
@@ -55,6 +57,10 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             message = f"kv_transfer_config: `kv_role` is {transfer.kv_role!r}: give kv_both"
             raise ConfigError(message, op="engines")
         self._groups = groups_of(vllm_config, kv_cache_config)
+        self._within: Within | None = None
+        beside = "" if not self._options.layerwise else why_beside(vllm_config, self._groups)
+        if self._options.layerwise and not beside:
+            self._within = Within()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -63,7 +69,9 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 name = f"dp{vllm_config.parallel_config.data_parallel_index}"
                 tokens = self._groups[main_of(self._groups)].tokens
                 recorder = Recorder(self._options.record, name, tokens)
-            self._scheduler = SchedulerSide(self._options, self._groups, recorder)
+            self._scheduler = SchedulerSide(self._options, self._groups, recorder, self._within)
+            if beside:
+                _LOG.warning("`layerwise` saves by layers, and loads beside the steps: %s", beside)
             if transfer.kv_load_failure_policy != "recompute":
                 _LOG.warning(
                     "kv_load_failure_policy is %r: a block that cannot be read back ends its "
@@ -103,8 +111,15 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         directory = self._options.make_directory(place.replica, place.rank)
         store = self._options.store_config(directory, place.sharers)
         timeout = self._options.load_timeout_s
-        plain = is_plain(self._groups)
-        self._worker = WorkerSide(store, cached, place.rank, timeout, is_plain=plain)
+        self._worker = WorkerSide(
+            store,
+            cached,
+            place.rank,
+            timeout,
+            is_plain=is_plain(self._groups),
+            is_layered=self._options.layerwise,
+            agree=_failed_anywhere if self._within is not None else None,
+        )
 
     def get_handshake_metadata(self) -> Owner | None:
         """Tells the scheduler where this rank's store is."""
@@ -117,18 +132,30 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.start(step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: a request is scheduled when all of its blocks are there."""
+        """Waits for a layer of what the step loads; nothing, where loads are beside the steps."""
+        if self._worker is not None:
+            self._worker.wait_layer(layer_name)
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,  # noqa: ARG002
+        attn_metadata: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Nothing yet: a block is stored whole, when its last layer is computed."""
+        """Copies a layer of what the step saves, where that is done by layers."""
+        step = self._step()
+        if self._options.layerwise and self._worker is not None and step is not None:
+            self._worker.save_layer(step, layer_name)
 
     def wait_for_save(self) -> None:
-        """Saves what the step has computed; the engine may overwrite it when this returns."""
+        """Saves what the step has computed; the engine may overwrite it when this returns.
+
+        vLLM calls it also when the step has raised, and then nothing is what it should be.
+        """
         step = self._step()
         if self._worker is not None and step is not None:
-            self._worker.save(step)
+            self._worker.save(step, is_good=sys.exc_info()[0] is None)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose loads have ended."""
@@ -166,6 +193,11 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         refuse_model(vllm_config)
         return None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Whether layers must call, which they do not from within a graph of the whole model."""
+        return extra_config.get("layerwise") is True
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
@@ -207,7 +239,13 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[int | None, bool]:
         """How many tokens can be loaded beyond those that the engine has; None: ask again."""
         tokens = self._side().matched(request, num_computed_tokens)
-        return tokens, bool(tokens)
+        return tokens, bool(tokens) and self._within is None
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Takes what forgets blocks that could not be loaded."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._within is not None:
+            self._within.evict = kv_cache_manager.evict_blocks
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Notes where the blocks to be loaded go."""
@@ -263,3 +301,13 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             message = "this connector is a worker's"
             raise RuntimeError(message)
         return self._scheduler
+
+
+def _failed_anywhere(failed: bool) -> bool:
+    """Whether something has failed on any rank: all of them compute on what each of them loads."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return failed
+    told = torch.tensor(int(failed))
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, group.cpu_group)
+    return bool(told)

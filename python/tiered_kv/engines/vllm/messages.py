@@ -46,6 +46,22 @@ class Blocks:
         """The key before the first in the store of a rank, None at the root."""
         return self.parents[rank] if self.first else None
 
+    def behind(self, count: int) -> Blocks:
+        """Those of these blocks that come behind the first ones."""
+        if not count:
+            return self
+        return dataclasses.replace(
+            self,
+            first=self.first + count,
+            keys=tuple(part(keys, count, len(self.block_ids)) for keys in self.keys),
+            parents=tuple(part(keys, count - 1, count) for keys in self.keys),
+            block_ids=self.block_ids[count:],
+        )
+
+    def is_in(self, keys: bytes) -> bool:
+        """Whether the first of these blocks is in a sequence, of its keys for the first rank."""
+        return part(keys, self.first, self.first + 1) == part(self.keys[0], 0, 1)
+
 
 @dataclasses.dataclass
 class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's classes are Any here

@@ -24,6 +24,7 @@ _TIER_CHOICES: dict[str, tuple[str, ...]] = {
     "lora": get_args(OnLora),
     "locality": ("LOCAL", "REMOTE"),
 }
+_CONNECTORS_OWN = frozenset({"layerwise"})
 _TIERS_OWN = frozenset({"namespace", "weak_hash", *_TIER_CHOICES})
 
 
@@ -40,6 +41,8 @@ class Options:
         sharers: Ranks of all engines of the node, which divide its capacities; None for those that
             vLLM knows of.
         record: Directory in which each engine writes what it was asked, as a trace; None for none.
+        layerwise: Whether a step saves each layer when it is computed, and waits for its loads a
+            layer at a time; of the connector alone.
         store: Fields of `StoreConfig`, capacities of the whole node.
     """
 
@@ -49,6 +52,7 @@ class Options:
     load_timeout_s: float = 10.0
     sharers: int | None = None
     record: Path | None = None
+    layerwise: bool = False
     store: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -65,14 +69,17 @@ class Options:
             ConfigError: One is missing, unknown or wrong; the message names it.
         """
         where = "kv_connector_extra_config"
-        fields, filled = _common(where, extra, _HERE)
+        fields, filled = _common(where, extra, _HERE | _CONNECTORS_OWN)
+        layerwise = extra.get("layerwise", False)
+        if type(layerwise) is not bool:
+            raise _wrong(where, f"`layerwise` is {layerwise!r}: give true or false")
         if filled.dram_capacity == 0:
             raise _wrong(
                 where,
                 "`dram_capacity` is 0: blocks pass through host memory on their way to the "
                 "engine's; give it a size, or leave it out",
             )
-        return cls(**fields)
+        return cls(**fields, layerwise=layerwise)
 
     def directory(self, replica: int, rank: int | None) -> Path:
         """The directory of a replica, or of a rank of it: no two processes share one."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ class PagedCache:
         self._layers: list[torch.Tensor] = []
         self._parts: list[slice] = []
         self._gaps: list[slice] = []
-        seen = set()
+        self._places: dict[str, int] = {}
+        shared: set[int] = set()
+        seen: dict[int, int] = {}
         at = 0
         for name, cache in caches.items():
             if not isinstance(cache, torch.Tensor) or cache.dim() < 2 or cache.shape[0] % blocks:
@@ -42,8 +45,11 @@ class PagedCache:
                 )
                 raise UnsupportedError(message, op="engines")
             if cache.data_ptr() in seen:
-                continue  # the layer uses another one's cache
-            seen.add(cache.data_ptr())
+                # The layer uses another one's cache.
+                self._places[name] = seen[cache.data_ptr()]
+                shared.add(seen[cache.data_ptr()])
+                continue
+            self._places[name] = seen[cache.data_ptr()] = len(self._layers)
             # An attention kernel may take a block in several parts.
             layer = cache.unflatten(0, (blocks, -1))
             size = layer[0].numel() * layer.element_size()
@@ -55,6 +61,20 @@ class PagedCache:
             self._parts.append(slice(at, at + size))
             at += size
         self.block_bytes = at
+        self._own = {name: at for name, at in self._places.items() if at not in shared}
+
+    @property
+    def layers(self) -> int:
+        """Number of caches, each of a layer or of several that share it."""
+        return len(self._layers)
+
+    def layer(self, name: str) -> int | None:
+        """Place of a layer's cache among them; None for a layer that has none here."""
+        return self._places.get(name)
+
+    def own_layer(self, name: str) -> int | None:
+        """The same, of a layer that shares its cache with no other."""
+        return self._own.get(name)
 
     @property
     def dtype_name(self) -> str:
@@ -79,28 +99,86 @@ class PagedCache:
         order = blake3(";".join(shapes).encode())
         return f"{len(shapes)} layers {' '.join(sorted(set(shapes)))} {order[:32]}"
 
-    def read(self, block_ids: Sequence[int], buffers: Sequence[Any]) -> None:
-        """Copies blocks of the engine into writable buffers of a block each."""
+    def read(
+        self, block_ids: Sequence[int], buffers: Sequence[Any], layer: int | None = None
+    ) -> None:
+        """Copies blocks of the engine into writable buffers of a block each.
+
+        Args:
+            block_ids: Which blocks.
+            buffers: A buffer for each.
+            layer: The only layer to be copied, by its place; None for all. On an accelerator such a
+                copy may be in progress when this returns, on the stream that is the current one.
+        """
+        chosen = self._chosen(layer)
         for block, buffer in zip(block_ids, buffers, strict=True):
             whole = torch.frombuffer(buffer, dtype=torch.uint8)
             for gap in self._gaps:
                 whole[gap] = 0
-            for layer, part in zip(self._layers, self._parts, strict=True):
-                _typed(whole[part], layer).copy_(layer[block])
+            for cache, part in chosen:
+                _typed(whole[part], cache).copy_(cache[block], non_blocking=layer is not None)
 
-    def write(self, block_ids: Sequence[int], buffers: Sequence[Any]) -> None:
+    def write(
+        self, block_ids: Sequence[int], buffers: Sequence[Any], layer: int | None = None
+    ) -> None:
         """Copies buffers of a block each into blocks of the engine.
 
-        It returns when the copies are in place, on an accelerator too.
+        It returns when the copies are in place, on an accelerator too: those of one layer alone are
+        waited for on the stream that is the current one, others on all.
+
+        Args:
+            block_ids: Which blocks.
+            buffers: A buffer for each.
+            layer: The only layer to be copied, by its place; None for all.
         """
+        chosen = self._chosen(layer)
         # Where vLLM has made its cache of inference tensors, nobody may change it elsewhere.
         with torch.inference_mode():
             for block, buffer in zip(block_ids, buffers, strict=True):
                 whole = view(buffer, torch.uint8, (self.block_bytes,))
-                for layer, part in zip(self._layers, self._parts, strict=True):
-                    layer[block].copy_(_typed(whole[part], layer))
+                for cache, part in chosen:
+                    cache[block].copy_(_typed(whole[part], cache))
         if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
+            if layer is None:
+                torch.accelerator.synchronize(self.device)
+            else:
+                torch.accelerator.current_stream(self.device).synchronize()
+
+    def _chosen(self, layer: int | None) -> list[tuple[torch.Tensor, slice]]:
+        every = list(zip(self._layers, self._parts, strict=True))
+        return every if layer is None else [every[layer]]
+
+
+class SideStream:
+    """A stream for copies beside the computation; on CPUs copies have ended when they return.
+
+    Args:
+        device: Where the engine's cache is; None for no stream of its own.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        apart = device is not None and device.type != "cpu"
+        self._stream = torch.Stream(device) if apart else None
+
+    def follow(self) -> None:
+        """Has later copies wait for what the calling thread's stream has been given to do."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Puts the copies of its block on this stream."""
+        if self._stream is None:
+            yield
+        else:
+            with self._stream:
+                yield
+
+    def wait(self) -> None:
+        """Waits until all copies have ended."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 def _typed(raw: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from tiered_kv import (
     AttachedHold,
     Namespace,
     NamespaceSpec,
-    RequestContext,
     TieredKvError,
 )
 from tiered_kv._core import blake3
@@ -30,50 +28,13 @@ from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, part
 from tiered_kv.engines.vllm.metrics import Stats, of_scheduler
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.tenancy import RESET_S, Tenancy, forget_model, request_context
+from tiered_kv.engines.vllm.tracked import Tracked, blocks_of
+from tiered_kv.engines.vllm.within import Within
 
 _LOG = init_logger("vllm.tiered_kv")
 
 _HOLD_S = 60.0
 _NAMESPACES_KEPT = 1024
-
-
-@dataclasses.dataclass
-class _Tracked:
-    """A request.
-
-    Attributes:
-        request: vLLM's own.
-        tenancy: Whose blocks it uses; None for one that goes without the store.
-        context: What is known of it.
-        keys: For each group packed keys for each rank, of as many blocks as were asked for.
-        saved: For each group the blocks that were given to the workers to save.
-        epoch: The epoch in which it began, or began anew.
-        first: The first token that the engine lacks, by the last lookup.
-        limit: Tokens that are worth a lookup; fewer after a load has failed.
-        holds: What keeps the blocks of the last lookup.
-        loading: Block ids that are being loaded, of all groups; of the only one from `first` on.
-    """
-
-    request: Any
-    tenancy: Tenancy | None
-    context: RequestContext
-    keys: list[list[bytes]]
-    saved: list[int]
-    epoch: str = ""
-    first: int = 0
-    limit: int | None = None
-    holds: list[AttachedHold] = dataclasses.field(default_factory=list)
-    loading: tuple[int, ...] = ()
-
-    def release(self) -> None:
-        """Lets go of what was held."""
-        for hold in self.holds:
-            hold.release()
-        self.holds = []
-
-    def cut(self, tokens: int) -> None:
-        """Whatever a lookup says: what is behind is computed now, and stored again."""
-        self.limit = tokens if self.limit is None else min(self.limit, tokens)
 
 
 class _Rank:
@@ -103,19 +64,26 @@ class SchedulerSide:
         options: The options of the flag.
         groups: The parts that a block of tokens has.
         recorder: What writes down the requests, None for nothing.
+        within: Where steps wait for their loads, what keeps others from them; None where loads are
+            beside the steps.
     """
 
     def __init__(
-        self, options: Options, groups: Sequence[Group], recorder: Recorder | None = None
+        self,
+        options: Options,
+        groups: Sequence[Group],
+        recorder: Recorder | None = None,
+        within: Within | None = None,
     ) -> None:
         self._options = options
+        self._within = within
         self.recorder = recorder
         self._groups = tuple(groups)
         self._is_plain = is_plain(groups)
         self._step = step_of(groups)
         self._main = main_of(groups)
         self._ranks: list[_Rank] = []
-        self._requests: dict[str, _Tracked] = {}
+        self._requests: dict[str, Tracked] = {}
         self.adapters = Adapters()
         self._loads: list[Blocks] = []
         self._unsaved_steps = 0
@@ -134,7 +102,8 @@ class SchedulerSide:
     def matched(self, request: Any, computed: int) -> int | None:
         """Tokens of a request that can be loaded beyond those that the engine has.
 
-        None where this is not known yet, since an adapter's files are being read: vLLM asks again.
+        None where this is not known yet: an adapter's files are being read, or the step that is
+        being made up loads what the engine says it has. vLLM asks again.
 
         All ranks must have a block for it to count, and all parts that the next token needs. It may
         be asked again and again, with no effect but that the blocks are held. Of a prompt that is
@@ -145,6 +114,8 @@ class SchedulerSide:
             return None
         tracked = self._track(request)
         tracked.saved = [0] * len(self._groups)
+        if self._within is not None and self._loads and self._awaits(tracked, computed):
+            return None
         if tracked.tenancy is None or computed % self._step or request.skip_reading_prefix_cache:
             return 0
         left: int = request.num_tokens - 1 - computed
@@ -179,7 +150,7 @@ class SchedulerSide:
             last = -(-(tracked.first + external) // group.tokens)
             # Of what the next token needs no more, the engine has no blocks.
             for begin, ids in runs(first, block_ids[group.index][first:last]):
-                self._loads.append(_blocks(tracked, tracked.tenancy, at, begin, ids))
+                self._loads.append(blocks_of(tracked, tracked.tenancy, at, begin, ids))
                 loading += ids
         tracked.loading = tuple(loading)
 
@@ -210,6 +181,8 @@ class SchedulerSide:
             except TieredKvError as error:
                 self._fault(error)
         self._unsaved_steps += bool(step.saves)
+        if self._within is not None:
+            self._within.begin(step.loads, state)
         return step
 
     def saved(self, steps: int) -> None:
@@ -232,6 +205,11 @@ class SchedulerSide:
             failed: Block ids, where there is but one group.
             cuts: By request, up to how many tokens a load of several parts may be tried again.
         """
+        if self._within is not None:
+            request_ids = self._within.end(failed)
+            for each in self._requests.values() if failed else ():
+                # The workers have stored nothing of the step.
+                each.saved = [0] * len(self._groups)
         for request_id, tokens in (cuts or {}).items():
             tracked = self._requests.get(request_id)
             if tracked is not None:
@@ -309,7 +287,23 @@ class SchedulerSide:
                 why = self.recorder.fault or "the drive could not follow"
                 _LOG.warning("%d requests were not recorded: %s", self.recorder.lost, why)
 
-    def _record_begin(self, tracked: _Tracked) -> None:
+    def _awaits(self, tracked: Tracked, computed: int) -> bool:
+        """Whether the engine counts blocks as a request's that the step has yet to load.
+
+        Of one whose keys nobody knows, any may be.
+        """
+        if tracked.tenancy is None:
+            return computed > 0
+        blocks = computed // self._step
+        try:
+            self._extend(tracked, tracked.tenancy, self._main, blocks)
+        except TieredKvError as error:
+            self._fault(error)
+            return computed > 0
+        keys = part(tracked.keys[self._main][0], 0, blocks)
+        return any(load.is_in(keys) for load in self._loads)
+
+    def _record_begin(self, tracked: Tracked) -> None:
         request, tenancy = tracked.request, tracked.tenancy
         if self.recorder is None or tenancy is None:
             return
@@ -322,7 +316,7 @@ class SchedulerSide:
         keys = tracked.keys[self._main][0]
         self.recorder.begin(request.request_id, tracked.context, tokens, keys)
 
-    def _record_end(self, tracked: _Tracked) -> None:
+    def _record_end(self, tracked: Tracked) -> None:
         request, tenancy = tracked.request, tracked.tenancy
         if self.recorder is None:
             return
@@ -337,7 +331,7 @@ class SchedulerSide:
                 self._fault(error)
         self.recorder.end(request.request_id, request.num_tokens, keys)
 
-    def _track(self, request: Any) -> _Tracked:
+    def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.epoch != self._epoch:
             if tracked is not None:
@@ -345,7 +339,7 @@ class SchedulerSide:
             keys = [[b""] * len(self._ranks) for _ in self._groups]
             saved = [0] * len(self._groups)
             context = request_context(request.kv_transfer_params, request.session_id)
-            tracked = _Tracked(request, self._tenancy(request), context, keys, saved, self._epoch)
+            tracked = Tracked(request, self._tenancy(request), context, keys, saved, self._epoch)
             self._requests[request.request_id] = tracked
             self._record_begin(tracked)
         return tracked
@@ -365,7 +359,7 @@ class SchedulerSide:
         return Tenancy(lora, digest, self._epoch)
 
     def _save_filled(
-        self, step: Step, tracked: _Tracked, at: int, tokens: int, block_ids: Sequence[int]
+        self, step: Step, tracked: Tracked, at: int, tokens: int, block_ids: Sequence[int]
     ) -> None:
         """Has what blocks of a group the step fills saved, but those that windows have left."""
         first, last = tracked.saved[at], tokens // self._groups[at].tokens
@@ -374,12 +368,12 @@ class SchedulerSide:
         self._extend(tracked, tracked.tenancy, at, last)
         tracked.saved[at] = last
         for begin, ids in runs(first, block_ids[first:last]):
-            step.saves.append(_blocks(tracked, tracked.tenancy, at, begin, ids))
+            step.saves.append(blocks_of(tracked, tracked.tenancy, at, begin, ids))
 
     def _save_states(
         self,
         step: Step,
-        tracked: _Tracked,
+        tracked: Tracked,
         at: int,
         tokens: int,
         states: Sequence[tuple[int, int, int]],
@@ -395,9 +389,9 @@ class SchedulerSide:
                 place = boundary // group.tokens
                 if tracked.tenancy is not None:
                     self._extend(tracked, tracked.tenancy, at, place)
-                    step.saves.append(_blocks(tracked, tracked.tenancy, at, place - 1, [block]))
+                    step.saves.append(blocks_of(tracked, tracked.tenancy, at, place - 1, [block]))
 
-    def _hold(self, tracked: _Tracked, tenancy: Tenancy, first: int, last: int) -> int:
+    def _hold(self, tracked: Tracked, tenancy: Tenancy, first: int, last: int) -> int:
         """Holds what all ranks have from a token on; returns how many tokens these are.
 
         Where a block is gone between the lookup and its hold, all of it is a miss.
@@ -423,7 +417,7 @@ class SchedulerSide:
             tracked.release()
         return hits
 
-    def _whole(self, tracked: _Tracked, tenancy: Tenancy, first: int, last: int) -> int:
+    def _whole(self, tracked: Tracked, tenancy: Tenancy, first: int, last: int) -> int:
         """Up to which token all ranks have every part that the next one needs.
 
         Each group may lower the end, and has to have what a lower one needs.
@@ -448,7 +442,7 @@ class SchedulerSide:
             turn = (turn + 1) % len(asked)
         return end
 
-    def _extend(self, tracked: _Tracked, tenancy: Tenancy, group: int, blocks: int) -> None:
+    def _extend(self, tracked: Tracked, tenancy: Tenancy, group: int, blocks: int) -> None:
         """Makes the keys of so many blocks of a group, for each rank."""
         size = self._groups[group].tokens
         for at, rank in enumerate(self._ranks):
@@ -469,20 +463,3 @@ class SchedulerSide:
 
 def _forget(rank: _Rank, end_s: float) -> bool:
     return all(forget_model(rank.directory, spec, end_s) for spec in rank.specs)
-
-
-def _blocks(
-    tracked: _Tracked, tenancy: Tenancy, group: int, first: int, block_ids: Sequence[int]
-) -> Blocks:
-    last = first + len(block_ids)
-    packed = tracked.keys[group]
-    return Blocks(
-        request_id=tracked.request.request_id,
-        tenancy=tenancy,
-        context=tracked.context,
-        first=first,
-        keys=tuple(part(keys, first, last) for keys in packed),
-        parents=tuple(part(keys, first - 1, first) if first else b"" for keys in packed),
-        block_ids=tuple(block_ids),
-        group=group,
-    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -15,10 +14,12 @@ from tiered_kv import Namespace, NamespaceSpec, Request, TieredKvError
 from tiered_kv.blocking import BlockingStore
 from tiered_kv.config import StoreConfig
 from tiered_kv.engines._self_test import self_test
-from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step, part
+from tiered_kv.engines.vllm.layerwise import StepLoads, StepSaves
+from tiered_kv.engines.vllm.messages import Blocks, Owner, Saved, Step
 from tiered_kv.engines.vllm.metrics import Reporter, Stats
-from tiered_kv.engines.vllm.paged import PagedCache
+from tiered_kv.engines.vllm.paged import PagedCache, SideStream
 from tiered_kv.engines.vllm.tenancy import Tenancy
+from tiered_kv.engines.vllm.transfers import Load, Reader, Saving
 
 _LOG = init_logger("vllm.tiered_kv")
 
@@ -51,11 +52,11 @@ class _Cut(NamedTuple):
 
 
 class WorkerSide:
-    """Loads blocks beside the engine's steps, and saves them at the end of each.
+    """Loads blocks beside the engine's steps or within them, and saves them at the end of each.
 
     A load runs in a thread of its own: its blocks are the waiting request's alone, so that the
-    engine goes on with others. A save has copied its blocks when the step ends, so that the engine
-    may preempt and overwrite at will.
+    engine goes on with others, or with the layers before the one that is being loaded. A save has
+    copied its blocks when the step ends, so that the engine may preempt and overwrite at will.
 
     Args:
         config: The configuration of the rank's store, whose directory is there.
@@ -64,6 +65,9 @@ class WorkerSide:
         load_timeout_s: Seconds after which a load is a miss.
         is_plain: Whether a load that is cut keeps the blocks that it has filled: so it is where
             there is one group that needs all of them. Otherwise the engine begins anew.
+        is_layered: Whether a step's layers tell when they are computed.
+        agree: Where steps wait for their loads, whether one has failed on any rank, told of this
+            one; all ranks ask it in the same steps. None where loads are beside the steps.
 
     Raises:
         TieredKvError: The store cannot be opened, or does not give back what is written.
@@ -77,10 +81,11 @@ class WorkerSide:
         load_timeout_s: float,
         *,
         is_plain: bool = True,
+        is_layered: bool = False,
+        agree: Callable[[bool], bool] | None = None,
     ) -> None:
         self._groups = tuple(groups)
         self._rank = rank
-        self._load_timeout_s = load_timeout_s
         self._is_plain = is_plain
         self._store = BlockingStore.open(config)
         try:
@@ -97,18 +102,29 @@ class WorkerSide:
         device = self._groups[0].paged
         self._loader = ThreadPoolExecutor(1, "tiered-kv-load", device.use_device)
         self._loads: dict[str, tuple[list[Blocks], Future[_Cut | None], float]] = {}
+        self._reader = Reader(self._store, rank, load_timeout_s)
+        self.stopped = self._reader.stopped
         self._told = True
-        self.stopped = threading.Event()
         self._failed: set[int] = set()
         self._failed_requests: set[str] = set()
         self._cuts: dict[str, int] = {}
         self._saved_steps = 0
         self.faults = 0
-        self.cut_loads = 0
+        paged = [one.paged for one in self._groups]
+        side = SideStream(device.device if is_layered else None)
+        self._saves = StepSaves(paged, self._begin_save, self._fault, side)
+        self._agree = agree
+        self._step_loads: StepLoads | None = None
+        self._begun_s: float | None = None
+        self._is_good = True
         have = self.stats()
         self._reporter = Reporter(rank, have)
         batch = min(_BATCH_BYTES, have["dram"]["capacity_bytes"] // _BATCH_PART)
         self._batches = [max(1, batch // one.paged.block_bytes) for one in self._groups]
+        if agree is not None:
+            self._step_loads = StepLoads(
+                self._reader, device, self._batches[0], load_timeout_s, self._loader
+            )
         _LOG.info("tiered-kv serves rank %d from %s: %s", rank, self._directory, have["nvme"])
 
     @property
@@ -117,8 +133,14 @@ class WorkerSide:
         return Owner(str(self._directory), tuple(one.spec for one in self._groups))
 
     def stats(self) -> dict[str, Any]:
-        """What the store counts, and `adapter`: faults and loads cut short."""
-        ours = {"faults": self.faults, "cut_loads": self.cut_loads}
+        """What the store counts, and `adapter`: faults, loads cut short, and copies by layer."""
+        loads = self._step_loads
+        ours = {
+            "faults": self.faults,
+            "cut_loads": self._reader.cut_loads,
+            "layer_saves": self._saves.early_copies,
+            "layer_loads": loads.early_copies if loads is not None else 0,
+        }
         return {**self._store.stats(), "adapter": ours}
 
     def report(self) -> Stats | None:
@@ -130,36 +152,56 @@ class WorkerSide:
 
     def start(self, step: Step) -> None:
         """Begins the loads of a step."""
+        if self._step_loads is not None:
+            self._start_within(step, self._step_loads)
+            return
         loads: dict[str, list[Blocks]] = {}
         for blocks in step.loads:
             loads.setdefault(blocks.request_id, []).append(blocks)
         for name, parts in loads.items():
             future: Future[_Cut | None] = Future()
             try:
-                known = [(one, self._namespace(one)) for one in parts]
-                requests = [self._request(one, namespace) for one, namespace in known]
-                future = self._loader.submit(self._load_all, known, requests[0])
+                future = self._loader.submit(self._load_all, [self._load_of(one) for one in parts])
             except TieredKvError as error:
                 future.set_exception(error)
             self._loads[name] = (parts, future, monotonic())
 
-    def save(self, step: Step) -> None:
+    def wait_layer(self, name: str) -> None:
+        """Waits until a layer of what the step loads is in place, or known not to come."""
+        if self._step_loads is not None:
+            self._step_loads.wait(name)
+
+    def save_layer(self, step: Step, name: str) -> None:
+        """Copies a layer that the step has computed."""
+        if step.saves:
+            self._saves.layer(step, name)
+
+    def save(self, step: Step, *, is_good: bool = True) -> None:
         """Copies the blocks that the step has computed into the store.
 
         What the store has no room for, it does without.
+
+        Args:
+            step: The step.
+            is_good: Whether it has come to its end; otherwise nothing of it is stored.
         """
         begun_s = monotonic()
-        for blocks in step.saves:
-            try:
-                self._save(blocks)
-            except TieredKvError as error:
-                self._fault("save", error)
+        if not is_good and self._step_loads is not None:
+            # The other ranks may not have come so far: nobody is asked.
+            self._step_loads.stop()
+            self._begun_s = None
+        # What stands on blocks that were not loaded is no key's content, on whatever rank.
+        self._saves.end(step, is_good=is_good and self._settle())
         if step.saves:
             self._saved_steps += 1
             self._reporter.took("save_seconds", monotonic() - begun_s)
 
     def ended(self) -> set[str]:
-        """Requests whose loads have ended; the engine's blocks are touched no more."""
+        """Requests whose loads have ended; the engine's blocks are touched no more.
+
+        Loads that the step waited for have ended too, and are not told: their requests run.
+        """
+        self._settle()
         ended = {name for name, (_, future, _) in self._loads.items() if future.done()}
         for name in ended:
             parts, future, begun_s = self._loads.pop(name)
@@ -209,6 +251,9 @@ class WorkerSide:
         its batch.
         """
         self.stopped.set()
+        if self._step_loads is not None:
+            self._step_loads.stop()
+        self._saves.drop()
         self._loader.shutdown(cancel_futures=True)
         self.finished(list(self._requests))
         self._store.close()
@@ -232,10 +277,43 @@ class WorkerSide:
         request.observe(namespace, blocks.keys_of(self._rank), blocks.first)
         return request
 
-    def _save(self, blocks: Blocks) -> None:
+    def _load_of(self, blocks: Blocks) -> Load:
+        namespace = self._namespace(blocks)
+        return Load(blocks, namespace, self._request(blocks, namespace))
+
+    def _start_within(self, step: Step, loads: StepLoads) -> None:
+        """Begins loads that the step waits for."""
+        self._is_good = True
+        found = []
+        for blocks in step.loads:
+            try:
+                found.append(self._load_of(blocks))
+            except TieredKvError as error:
+                self._fault("load", error)
+                self._failed.update(blocks.block_ids)
+                self._is_good = False
+        if step.loads:
+            self._begun_s = monotonic()
+        loads.start(found)
+
+    def _settle(self) -> bool:
+        """Whether all that the step waited for is there, on every rank; waits for it, once."""
+        if self._begun_s is None or self._step_loads is None or self._agree is None:
+            return self._is_good
+        lost, error = self._step_loads.end()
+        self._reporter.took("load_seconds", monotonic() - self._begun_s)
+        self._begun_s = None
+        if error is not None:
+            self._fault("load", error)
+        self._failed |= lost
+        self._is_good = not self._agree(bool(lost) or not self._is_good)
+        return self._is_good
+
+    def _begin_save(self, blocks: Blocks, skipped: int) -> Saving:
+        """Reserves memory for blocks that a request uses, but for the first ones."""
         namespace = self._namespace(blocks)
         request = self._request(blocks, namespace)
-        paged = self._groups[blocks.group].paged
+        blocks = blocks.behind(skipped)
         reservation = self._store.reserve(
             namespace,
             blocks.keys_of(self._rank),
@@ -243,76 +321,45 @@ class WorkerSide:
             depth=blocks.first,
             req=request,
         )
-        with reservation:
-            free = [at for at, why in enumerate(reservation.statuses) if why is None]
-            if not free:
-                return
-            views = [reservation[at] for at in free]
-            try:
-                paged.read([blocks.block_ids[at] for at in free], views)
-            finally:
-                # A block with a writable view alive is not published.
-                for one in views:
-                    if one is not None:
-                        one.release()
-            self._store.publish(reservation)
+        paged = self._groups[blocks.group].paged
+        return Saving(self._store, reservation, paged, blocks.block_ids)
 
-    def _load_all(self, parts: Sequence[tuple[Blocks, Namespace]], request: Request) -> _Cut | None:
+    def _load_all(self, loads: Sequence[Load]) -> _Cut | None:
         """Fills the engine's blocks of each group in turn; returns where it was cut short.
 
         All groups are read, whatever lacks: what is damaged is found at once, and stored again when
         it is computed.
         """
         cuts = []
-        for blocks, namespace in parts:
-            filled = self._load(blocks, namespace, request)
-            if filled < len(blocks.block_ids):
-                cuts.append(_Cut(blocks, filled))
+        for load in loads:
+            filled = self._load(load)
+            if filled < len(load.blocks.block_ids):
+                cuts.append(_Cut(load.blocks, filled))
         return min(cuts, key=self._good_tokens, default=None)
 
     def _good_tokens(self, cut: _Cut) -> int:
         """Tokens up to which a load may be tried again that was cut there."""
         return (cut.blocks.first + cut.filled) * self._groups[cut.blocks.group].tokens
 
-    def _load(self, blocks: Blocks, namespace: Namespace, request: Request) -> int:
+    def _load(self, load: Load) -> int:
         """Fills the engine's blocks; returns how many, from the first.
 
         A batch is read from the drives while the one before it is copied.
         """
-        keys = blocks.keys_of(self._rank)
+        blocks = load.blocks
         paged, size = self._groups[blocks.group].paged, self._batches[blocks.group]
         count = len(blocks.block_ids)
         for first in range(0, count, size):
             if self.stopped.is_set():
                 return first
-            last = min(first + size, count)
-            self._store.prefetch(namespace, part(keys, last, min(last + size, count)))
-            with self._store.get(
-                namespace, part(keys, first, last), self._load_timeout_s, request
-            ) as leases:
+            with self._reader.lease(load, first, size) as leases:
                 hits = leases.hits
-                views = [leases[at] for at in range(hits)]
-                paged.write(blocks.block_ids[first : first + hits], views)
-                views.clear()
-                why = None if hits == last - first else leases.reasons[hits]
-            if hits < last - first:
-                self._cut(count - first - hits, why)
-                if why == "corrupt":
-                    # Others may be too, and are found so while this one is computed.
-                    self._store.prefetch(namespace, part(keys, last, count))
-                # A block is of no use without those before it.
-                return first + hits
+                paged.write(
+                    blocks.block_ids[first : first + hits], [leases[at] for at in range(hits)]
+                )
+                if self._reader.lacks(load, first, leases):
+                    return first + hits
         return count
-
-    def _cut(self, blocks: int, why: str | None) -> None:
-        """Counts a load that was cut short, and tells of the first one."""
-        self.cut_loads += 1
-        if self.cut_loads == 1:
-            _LOG.warning(
-                "a load was cut by %d blocks (%s), which are computed again, as with later ones",
-                blocks,
-                why,
-            )
 
     def _fault(self, what: str, error: BaseException) -> None:
         """Counts a fault, which is a miss, and tells of the first one."""
