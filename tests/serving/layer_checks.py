@@ -84,6 +84,8 @@ def layered(
 ) -> Iterator[WorkerSide]:
     """A worker's side that saves by layers, and loads within steps where ranks agree."""
     with worker_of(made(cache, COUNT), timeout_s, is_layered=True, agree=agree) as worker:
+        for name in LAYERS:
+            worker.wait_layer(name)  # as those of the steps before have
         yield worker
 
 
@@ -221,7 +223,13 @@ def check_an_exception_in_a_step_is_seen_at_its_end() -> None:
             pass
         with contextlib.suppress(RuntimeError), step(told):
             raise RuntimeError
-    assert calls == [True, False]
+        # An engine in the process of a caller who handles one of his own.
+        try:
+            raise KeyError
+        except KeyError:
+            with step(told):
+                pass
+    assert calls == [True, False, True]
 
 
 class _Broken(PagedCache):
@@ -335,6 +343,25 @@ def check_a_layer_waits_for_its_own_part_and_for_no_other() -> None:
         assert [bytes_of(cache, block) for block in range(4)] == before
         assert worker.ended() == set()
         assert worker.stats()["adapter"]["layer_loads"] == 4 * len(LAYERS)
+
+
+def check_what_no_layer_waits_for_is_there_before_the_step() -> None:
+    cache = caches()
+    paged = _Gated(cache, COUNT)
+    with worker_of(paged, is_layered=True, agree=bool) as worker:
+        before = filled(worker, cache, 4)
+        # An indexer reads its cache and asks nobody; here it is the last one's.
+        for _ in range(2):
+            for one, go in zip(cache.values(), paged.go, strict=True):
+                one[:] = 0
+                go.clear()
+                threading.Timer(0.1, go.set).start()
+            step = Step(loads=[some(0, 4)])
+            worker.start(step)
+            assert [bytes_of(cache, block) for block in range(4)] == before
+            worker.wait_layer("a")
+            worker.wait_layer("b")
+            worker.save(step)
 
 
 def check_no_more_is_leased_than_may_be_and_the_last_of_it_by_layers() -> None:

@@ -49,6 +49,9 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         UnsupportedError: The model or its configuration is not served; the message names it.
     """
 
+    # What the caller was handling already when a step began.
+    _handled: BaseException | None = None
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -125,6 +128,12 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Tells the scheduler where this rank's store is."""
         return self._worker.owner if self._worker is not None else None
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Takes what is to be done in a step, which begins here."""
+        super().bind_connector_metadata(connector_metadata)
+        # An engine in the caller's own process may be called where an exception is being handled.
+        self._handled = sys.exc_info()[1]
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Begins the loads of the step."""
         step = self._step()
@@ -153,9 +162,10 @@ class TieredKVConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         vLLM calls it also when the step has raised, and then nothing is what it should be.
         """
+        handled, self._handled = self._handled, None
         step = self._step()
         if self._worker is not None and step is not None:
-            self._worker.save(step, is_good=sys.exc_info()[0] is None)
+            self._worker.save(step, is_good=sys.exc_info()[1] is handled)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose loads have ended."""

@@ -167,6 +167,10 @@ class StepLoads:
     What fits into the memory that a load may pin is put in place layer by layer; what comes before
     it in whole blocks, since it has to go to make room.
 
+    A cache that no layer is known to wait for, as that of an indexer or of layers within a graph of
+    the whole model, would be read before it is there: as long as there is one, the step begins when
+    all is in place.
+
     Args:
         reader: Leases blocks.
         paged: The engine's cache.
@@ -185,6 +189,8 @@ class StepLoads:
         self._executor = executor
         self._side = SideStream(paged.device)
         self._run: _Run | None = None
+        # Places of caches that a layer has waited for, in whatever step.
+        self._waiters: set[int] = set()
         self.early_copies = 0
 
     def start(self, loads: Sequence[Load]) -> None:
@@ -195,14 +201,21 @@ class StepLoads:
             # The blocks may be in use by what the engine has been given to do before.
             self._side.follow()
             self._run.future = self._executor.submit(self._read, self._run)
+            if len(self._waiters) < self._paged.layers:
+                self._wait(self._run, self._run.ready)
 
     def wait(self, name: str) -> None:
         """Waits until a layer of all blocks is in place, or nobody can wait any longer."""
-        run = self._run
-        if run is None:
-            return
         place = self._paged.layer(name)
-        for ready in run.ready if place is None else [run.ready[place]]:
+        if place is not None:
+            self._waiters.add(place)
+        run = self._run
+        if run is not None:
+            self._wait(run, run.ready if place is None else [run.ready[place]])
+
+    @staticmethod
+    def _wait(run: _Run, layers: Sequence[threading.Event]) -> None:
+        for ready in layers:
             if run.is_over or not ready.wait(max(0.0, run.end_s - monotonic())):
                 run.stop()
                 return
