@@ -1,9 +1,9 @@
 //! Whose turn it is on a processor, as far as a thread has a say in it.
 
-/// Threads that nobody waits for.
+/// Threads that no call waits for on its way: the timer ends those that have waited too long.
 const BEHIND_OTHERS: [&str; 3] = ["tkv-timer", "tkv-names", "tkv-record"];
 
-/// Has a thread that nobody waits for, by its name, wait for the turn of others to end when it
+/// Has such a thread, by its name, wait for the turn of others to end when it
 /// wakes up: where processors are few it would take that of the caller who has woken it.
 ///
 /// A wish: where it is refused nothing changes.

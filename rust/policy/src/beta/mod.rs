@@ -81,6 +81,8 @@ pub struct Beta {
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     session: u32,
+    /// Which of the session's requests it is.
+    number: u32,
     /// The session's transition: first or continued.
     transition: usize,
     /// Score and gap levels of private blocks.
@@ -268,6 +270,7 @@ impl Beta {
         }
         let turn = Turn {
             session: serial,
+            number: session.turn,
             transition: if first { FIRST } else { CONTINUED },
             score: if options.score { self.scores.level(features) } else { 0 },
             gap: if options.gap { gap } else { 0 },

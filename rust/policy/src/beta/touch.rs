@@ -116,12 +116,17 @@ impl Beta {
             self.guard.ended(&mut self.chain, parent, stamp, self.capacity);
         }
         let session = self.sessions.get(visit.turn.session).expect("a request's session is kept");
-        session.end = parent;
+        if session.turn == visit.turn.number {
+            session.end = parent;
+        }
     }
 
     /// A block that was counted with the first of its request.
     fn go_on(&mut self, visit: &Visit<'_>, slot: u32, parent: u32) {
+        let stamp = self.requests as u32;
         let node = self.chain.node(slot);
+        // What came into the store in between is tied to it, as to a new one.
+        node.request = stamp;
         if node.session == visit.turn.session {
             node.rend = visit.request.blocks.len() as u32;
         }

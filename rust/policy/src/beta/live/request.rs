@@ -102,7 +102,10 @@ impl Predictor {
         if let Some(turn) = rest_of
             && let Some(session) = beta.sessions.get(turn.session)
         {
-            session.answered(request.output_tokens);
+            // One that began later has told more of the session.
+            if session.turn == turn.number {
+                session.answered(request.output_tokens);
+            }
             beta.apply(&Visit::new(request, turn, true));
             return turn;
         }

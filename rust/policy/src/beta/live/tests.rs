@@ -467,3 +467,32 @@ fn the_rest_of_a_request_does_not_count_again() {
     assert_eq!((session.turn, session.tokens, session.output), (2, 160, 32));
     assert!((session.gap - 60f32.log2()).abs() < 0.01, "the time between its prompts");
 }
+
+#[test]
+fn the_rest_of_a_request_leaves_a_later_one_of_its_session_alone() {
+    let mut toy = Toy::new(predictor(1), 100);
+    let asked = |number: u64, blocks: u64| Owned {
+        now: number * 1_000_000_000,
+        blocks: (number * 100..number * 100 + blocks).collect(),
+        prompt: 4,
+        input_tokens: 64,
+        output_tokens: (blocks as u32 - 4) * 16,
+        ..scan(1)
+    };
+    let told = |toy: &mut Toy<Predictor>, owned: &Owned, rest_of: Option<crate::Turn>| {
+        let (request, ids) = (owned.request(), vec![None; owned.blocks.len()]);
+        let accesses = Accesses { request, ids: &ids, turn: 0, bare: false };
+        let Some(turn) = rest_of else { return toy.policy.begun(&accesses) };
+        toy.policy.ended(&accesses, turn);
+        turn
+    };
+    let first = told(&mut toy, &asked(1, 4), None);
+    let second = told(&mut toy, &asked(2, 4), None);
+    told(&mut toy, &asked(2, 7), Some(second));
+    told(&mut toy, &asked(1, 5), Some(first));
+    let serial = toy.policy.beta.sessions.by_label(1_000_001).expect("kept");
+    let session = *toy.policy.beta.sessions.get(serial).expect("kept");
+    assert_eq!((session.turn, session.tokens, session.output), (2, 64 + 48, 48));
+    let end = &toy.policy.beta.chain.nodes[session.end as usize];
+    assert_eq!(end.key, 206, "where the later one ended");
+}
