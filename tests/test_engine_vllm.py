@@ -62,16 +62,6 @@ def held(turn: int, session: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
-    return jobs.vllm_python()
-
-
-@pytest.fixture(scope="module")
-def model(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jobs.make("model", python, tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def plain(python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Round]:
     """The rounds of an engine without the store."""
     job = tmp_path_factory.mktemp("plain") / "job.json"

@@ -116,16 +116,6 @@ def complete(server: Server) -> list[int]:
     return server.complete(PROMPT, ANSWER, detokenize=False, kv_transfer_params=params).tokens
 
 
-@pytest.fixture(scope="module")
-def python() -> Path:
-    return jobs.vllm_python()
-
-
-@pytest.fixture(scope="module")
-def model(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jobs.make("model", python, tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
     made: list[Server] = []

@@ -45,11 +45,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
-    return jobs.vllm_python()
-
-
-@pytest.fixture(scope="module")
 def model(kind: str, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return jobs.make(kind, python, tmp_path_factory.mktemp(kind) / "tiny")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import statistics
 import time
-from types import TracebackType
-from typing import Self
 
 from tiered_kv import TieredStore
 
@@ -51,24 +50,12 @@ class Ticks:
         self._fd = _LIBC.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-
-    def __enter__(self) -> Self:
         self._next_ns = time.monotonic_ns() + TICK_NS
         first = _Timespec(*divmod(self._next_ns, _SECOND_NS))
         timer = _Timer(_Timespec(0, TICK_NS), first)
         if _LIBC.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(timer), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
         self._loop.add_reader(self._fd, self._tick)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.remove_reader(self._fd)
-        os.close(self._fd)
 
     def _tick(self) -> None:
         ticks = int.from_bytes(os.read(self._fd, 8), "little")
@@ -76,6 +63,11 @@ class Ticks:
         self._next_ns += ticks * TICK_NS
         if len(self.late_us) == self._count:
             self._done.set_result(None)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
 
     async def wait(self) -> list[float]:
         """How late each was, in microseconds."""
@@ -85,7 +77,7 @@ class Ticks:
 
 async def lateness() -> list[float]:
     """How late a loop answers, in microseconds."""
-    with Ticks(TICKS) as ticks:
+    with contextlib.closing(Ticks(TICKS)) as ticks:
         return await ticks.wait()
 
 
