@@ -240,10 +240,13 @@ def beside_peer(rows: Row) -> Row:
         row, times = rows[name], rows[name]["first_token_s"]
         row["drive_of_computed"] = round(times["drive"]["median"] / times["computed"]["median"], 4)
         row["drive_of_vllm_fs"] = round(times["drive"]["median"] / peer, 4)
-        held += [row["tokens_identical"], row["external_tokens_after_restart"] == whole]
+        held.append(row["tokens_identical"])
         if name != "tiered_kv_layers":
-            fast = row["drive_of_computed"] <= WARM_PART and row["drive_of_vllm_fs"] <= peers.MOST
-            held.append(fast)
+            held += [
+                row["external_tokens_after_restart"] == whole,
+                row["drive_of_computed"] <= WARM_PART,
+                row["drive_of_vllm_fs"] <= peers.MOST,
+            ]
     return {"holds": all(held), "wanted_external_tokens": whole, **rows}
 
 
