@@ -7,8 +7,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tiered_kv_types::{Error, Result};
 
-use crate::turns::behind_others;
-
 /// Nanoseconds of a monotonic clock with an arbitrary start.
 pub type Nanos = u64;
 
@@ -149,13 +147,9 @@ impl Threads for OsThreads {
     fn spawn(&self, name: String, body: Box<dyn FnOnce() + Send>) -> Result<JoinHandle<()>> {
         let context =
             format!("thread {name} did not start: raise the limit of processes (ulimit -u)");
-        let own = name.clone();
         std::thread::Builder::new()
             .name(name)
-            .spawn(move || {
-                behind_others(&own);
-                body();
-            })
+            .spawn(body)
             .map_err(|err| Error::from_io("start thread", context, err))
     }
 }

@@ -31,7 +31,6 @@ mod readonly;
 mod region;
 mod socket;
 mod sync;
-mod turns;
 mod uring;
 mod vectored;
 mod whole;

@@ -81,18 +81,9 @@ struct Learning {
 
 #[derive(Default)]
 struct Timer {
-    armed: Mutex<Armed>,
+    /// Guards the time of the next tick.
+    at: Mutex<Option<Nanos>>,
     changed: Condvar,
-}
-
-/// What the timer's thread waits for; the lock around it is taken to wake that thread.
-#[derive(Default)]
-struct Armed {
-    /// When the machine wants the next tick.
-    tick: Option<Nanos>,
-    /// Until when the thread sleeps; zero while it does not. It looks at `tick` before it sleeps,
-    /// so that it is to be woken only for what comes before this.
-    sleeps_until: Nanos,
 }
 
 pub(crate) struct Core {
@@ -265,12 +256,11 @@ impl Core {
 
     fn decide(&self, state: &mut State, events: impl IntoIterator<Item = Event>, work: &mut Work) {
         let State { machine, commands, events: file, .. } = state;
-        let now = self.now();
-        machine.step(now, events, commands);
+        machine.step(self.now(), events, commands);
         if let Some(file) = file {
             file.catch_up(machine);
         }
-        self.arm(machine.next_deadline(), now.mono);
+        self.arm(machine.next_deadline());
         for command in std::mem::take(commands) {
             sort_command(state, command, work);
         }
@@ -334,15 +324,10 @@ impl Core {
         self.carry_out(work);
     }
 
-    /// Sets the time of the next tick. Mostly it is put off, which wakes nobody: a wake-up for each
-    /// call would cost as much as the call, and take the caller's processor.
-    fn arm(&self, tick: Option<Nanos>, now: Nanos) {
-        let mut armed = self.timer.armed.lock();
-        armed.tick = tick;
-        // A clock that is set by hand may have passed the time, and the thread sleeps on.
-        let sooner = tick.is_some_and(|tick| tick < armed.sleeps_until);
-        if sooner || (armed.sleeps_until > 0 && armed.sleeps_until <= now) {
-            armed.sleeps_until = 0;
+    fn arm(&self, deadline: Option<Nanos>) {
+        let mut at = self.timer.at.lock();
+        if *at != deadline {
+            *at = deadline;
             self.timer.changed.notify_one();
         }
     }
@@ -355,7 +340,7 @@ impl Core {
         self.copies.close();
         self.stopped.store(true, Ordering::Release);
         // Under the lock, so that the timer is either before its check or already waiting.
-        let _armed = self.timer.armed.lock();
+        let _at = self.timer.at.lock();
         self.timer.changed.notify_all();
         self.running.end();
     }

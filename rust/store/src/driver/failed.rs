@@ -91,7 +91,7 @@ impl Core {
         }
         state.commands.clear();
         work.io.clear();
-        self.arm(None, 0);
+        self.arm(None);
         self.give_up(state, &mut work);
         work
     }

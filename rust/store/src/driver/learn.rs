@@ -20,7 +20,7 @@ const REST: u64 = 3;
 /// waits long for the lock. A request that has more is taken in alone.
 const LEARN_BLOCKS: usize = 1024;
 
-const MAX_NAP: Nanos = 500_000_000;
+const MAX_NAP: Duration = Duration::from_millis(500);
 
 impl Core {
     /// Counts one request's blocks, given root first, soon: the caller neither waits nor learns.
@@ -36,15 +36,10 @@ impl Core {
             return FastCounters::add(&self.fast.accesses_dropped, n);
         }
         // Once for each time that they are taken in: a wake-up costs as much as a call.
-        let many = self.accesses.len() >= ACCESSES_DUE;
-        if self.learning_due.tell(many) {
+        if self.learning_due.tell(self.accesses.len() >= ACCESSES_DUE) {
             // Under the lock, so that the timer is either before its check or already waiting.
-            let mut armed = self.timer.armed.lock();
-            let soon = if many { 0 } else { self.clock.now() + LEARN_EVERY };
-            if armed.sleeps_until > soon {
-                armed.sleeps_until = 0;
-                self.timer.changed.notify_one();
-            }
+            let _at = self.timer.at.lock();
+            self.timer.changed.notify_one();
         }
     }
 
@@ -105,34 +100,25 @@ impl Core {
     pub(crate) fn run_timer(core: &std::sync::Weak<Self>) {
         // When something was first seen to be waiting, and until when nothing is learned.
         let (mut since, mut rests_until): (Option<Nanos>, Nanos) = (None, 0);
-        // When something was last learned, if that was lately: it may go on, and the thread looks
-        // by itself, so that callers wake nobody.
-        let mut learned: Option<Nanos> = None;
         while let Some(core) = core.upgrade() {
-            let mut armed = core.timer.armed.lock();
-            armed.sleeps_until = 0;
+            let mut at = core.timer.at.lock();
             let now = core.clock.now();
-            let first = since.or(learned).unwrap_or(now);
-            since = core.learning_due.is_set().then_some(first);
+            since = core.learning_due.is_set().then(|| since.unwrap_or(now));
             let many = core.accesses.len() >= ACCESSES_DUE;
             let soon = |since| if many { since } else { since + LEARN_EVERY };
             let learn_at = since.map(|since| soon(since).max(rests_until));
             let passed = |time: Option<Nanos>| time.is_some_and(|time| time <= now);
-            let due = passed(armed.tick);
+            let due = passed(*at);
             let mut learns = passed(learn_at);
             if !due && !learns {
                 // Bounded, so that a dropped store ends the thread soon.
-                let nap = if learned.is_some() { LEARN_EVERY } else { MAX_NAP };
-                let next = armed.tick.iter().chain(&learn_at).min().copied();
-                let wait = next.map_or(nap, |next| (next - now).min(nap));
-                armed.sleeps_until = now + wait;
-                let time = Duration::from_nanos(wait);
-                let waited = core.timer.changed.wait_for(&mut armed, time).timed_out();
+                let next = at.iter().chain(&learn_at).min().copied();
+                let wait = next.map_or(MAX_NAP, |next| Duration::from_nanos(next - now));
+                let waited = core.timer.changed.wait_for(&mut at, wait.min(MAX_NAP));
                 // A clock that stands still makes nothing due.
-                learns = waited && learn_at.is_some_and(|at| at == now + wait);
-                learned = learned.filter(|_| core.learning_due.is_set());
+                learns = waited.timed_out() && learn_at.is_some() && next == learn_at;
             }
-            drop(armed);
+            drop(at);
             if due {
                 core.drive([Event::Tick]);
             }
@@ -141,7 +127,6 @@ impl Core {
                 core.learn();
                 let end = core.clock.now();
                 (since, rests_until) = (None, end + REST * (end - begin));
-                learned = Some(end);
             }
             if core.stopped.load(Ordering::Acquire) {
                 return;
