@@ -145,8 +145,9 @@ class PagedCache:
                 torch.accelerator.current_stream(self.device).synchronize()
 
     def _chosen(self, layer: int | None) -> list[tuple[torch.Tensor, slice]]:
-        every = list(zip(self._layers, self._parts, strict=True))
-        return every if layer is None else [every[layer]]
+        if layer is None:
+            return list(zip(self._layers, self._parts, strict=True))
+        return [(self._layers[layer], self._parts[layer])]
 
 
 class SideStream:

@@ -35,8 +35,7 @@ _LOG = init_logger("vllm.tiered_kv")
 
 _HOLD_S = 60.0
 # How long a lookup may take. The owner is a worker of this very engine, which can do nothing
-# without it; and where processors are few another process can keep it from answering for a second:
-# a miss would have all of the prompt computed again.
+# without it, and a miss would have all of the prompt computed again.
 _LOOKUP_S = 5.0
 _NAMESPACES_KEPT = 1024
 
