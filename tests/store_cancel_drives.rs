@@ -227,7 +227,7 @@ fn piped(dir: &Path) -> (Arc<Store>, Namespace, Vec<BlockKey>, File) {
     store.close();
     drop(store);
     let (disk, writer) = PipedDisk::open(&dir.join("kv"));
-    let open_disk = Box::new(move |_: &Path| Ok(disk.clone() as Arc<dyn Disk>));
+    let open_disk = Arc::new(move |_: &Path| Ok(disk.clone() as Arc<dyn Disk>));
     let store = Store::open_with(&config, &Seams { open_disk, ..Seams::default() });
     let store = store.expect("opens on pipes");
     assert_eq!(store.health().backend, "io_uring");

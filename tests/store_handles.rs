@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::Barrier;
 use std::time::Duration;
 use support::{BLOCK, blocks_of, chain, config, memory_only, namespace, seams};
-use tiered_kv::{ErrorKind, GetOptions, LookupMode, MissReason, PutOptions, Store, StoreConfig};
+use tiered_kv::{
+    CpuList, ErrorKind, GetOptions, LookupMode, MissReason, PutOptions, Store, StoreConfig,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -85,6 +87,7 @@ fn a_configuration_that_contradicts_the_open_one_is_refused_with_both_values() {
         ("segment_bytes", "65536", "524288", with(&|c| c.segment_bytes = Some(64 << 10))),
         ("max_leased_fraction", "0.25", "0.5", with(&|c| c.max_leased_fraction = 0.25)),
         ("copy_threads", "3", "2", with(&|c| c.copy_threads = 3)),
+        ("cpus", "[0]", "absent", with(&|c| c.cpus = CpuList::new([0]).ok())),
         ("nvme_paths", "other", "kv", with(&|c| c.nvme_paths.push(other.clone()))),
     ];
     for (field, asked, has, config) in cases {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -116,6 +118,19 @@ def complete(server: Server) -> list[int]:
     return server.complete(PROMPT, ANSWER, detokenize=False, kv_transfer_params=params).tokens
 
 
+def places(server: Server, name: str) -> set[frozenset[int]]:
+    """Where the threads of a server may run whose names begin like this."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getsid(int(process.name)) != server.process.pid:
+                continue
+            for task in (process / "task").iterdir():
+                if (task / "comm").read_text().startswith(name):
+                    found.add(frozenset(os.sched_getaffinity(int(task.name))))
+    return found
+
+
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
     made: list[Server] = []
@@ -138,6 +153,11 @@ def test_the_page_starts_a_server_that_uses_the_store(
     cold = complete(servers[0])
     assert len(cold) == ANSWER
     assert servers[0].external() == 0
+    # vLLM binds what a worker computes with to some processors, on each of which it may spin.
+    everywhere = frozenset(os.sched_getaffinity(servers[0].process.pid))
+    assert places(servers[0], "tkv-") == {everywhere}
+    if len(everywhere) > 1:
+        assert any(place < everywhere for place in places(servers[0], "VLLM::Worker"))
     servers[0].reset()
     assert complete(servers[0]) == cold
     whole = len(PROMPT) // BLOCK * BLOCK

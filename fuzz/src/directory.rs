@@ -75,7 +75,7 @@ fn open(disk: MemDisk) -> Result<Arc<Store>> {
     let seams = Seams {
         clock: Arc::new(ManualClock::new(1 << 60)),
         entropy: Arc::new(Fixed),
-        open_disk: Box::new(move |_: &Path| Ok(disk.clone() as Arc<dyn Disk>)),
+        open_disk: Arc::new(move |_: &Path| Ok(disk.clone() as Arc<dyn Disk>)),
         lock_directory: false,
         ..Seams::default()
     };
@@ -105,7 +105,7 @@ pub(crate) fn base() -> Image {
             Seams {
                 clock: Arc::new(ManualClock::new(1 << 60)),
                 entropy: Arc::new(Fixed),
-                open_disk: Box::new(move |_: &Path| Ok(disk.clone() as Arc<dyn Disk>)),
+                open_disk: Arc::new(move |_: &Path| Ok(disk.clone() as Arc<dyn Disk>)),
                 lock_directory: false,
                 ..Seams::default()
             }

@@ -72,6 +72,9 @@ class StoreConfig:
         load_threads: Threads that serve loads, with the blocking backend.
         store_threads: Threads that write to the drives, with the blocking backend.
         copy_threads: Threads that copy and check payloads.
+        cpus: Processors that the store's threads run on, as numbers or as text such as "0-3,8".
+            None: those of the thread that opens it, which are too few where an engine has bound
+            that one to its computation.
         huge_pages: Collapse host memory to huge pages where the kernel can.
     """
 
@@ -105,6 +108,7 @@ class StoreConfig:
     load_threads: int = 2
     store_threads: int = 1
     copy_threads: int = 2
+    cpus: Sequence[int] | str | None = None
     huge_pages: bool = True
 
     @classmethod

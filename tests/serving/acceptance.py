@@ -227,6 +227,7 @@ def in_turns(servers: dict[str, Server], prompts: Sequence[list[int]]) -> dict[s
     for at, prompt in enumerate(prompts):
         first = at % len(names)
         for name in names[first:] + names[:first]:
+            peers.let_rest()
             told[name].append(servers[name].complete(prompt, ANSWER))
     return told
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving import jobs
+from serving import jobs, peers
 from serving.jobs import BLOCK
 from serving.server import Answer, Server
 
@@ -122,6 +122,7 @@ def no_reuse(bench: Bench) -> Row:
         for number in range(ROUNDS):
             fresh = prompts(BATCH, FRESH, 10 + number)
             for name, server in (("with", ours), ("without", plain)):
+                peers.let_rest()
                 begun_s = time.perf_counter()
                 together(server, fresh, ANSWER)
                 rates[name].append(BATCH * (FRESH + ANSWER) / (time.perf_counter() - begun_s))

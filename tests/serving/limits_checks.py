@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from serving.checks import PLAIN, SPEC, TOKENS
+from serving.checks import BLOCK_BYTES, PLAIN, SPEC, TOKENS, Request
 from tiered_kv import KEY_BYTES, KvLayout, RequestContext
 from tiered_kv._core import describe_spec
 from tiered_kv.blocking import BlockingStore
@@ -24,6 +30,9 @@ from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
 from tiered_kv.engines.vllm.tenancy import Tenancy
 from tiered_kv.engines.vllm.worker import Cached, WorkerSide
+
+# Of which an attached process waits for an answer, unless it says otherwise.
+_SHORT_S = 0.3
 
 
 class _Elsewhere(PagedCache):
@@ -146,3 +155,38 @@ def check_a_reset_asks_all_ranks_at_once_and_ends_in_time() -> None:
     assert 3 <= len(slow.waits_s) <= 4
     assert max(slow.waits_s) <= 30
     assert min(slow.waits_s) > 0
+
+
+def check_a_lookup_waits_for_a_worker_that_is_kept_from_answering() -> None:
+    with tempfile.TemporaryDirectory() as path, ThreadPoolExecutor(1) as asking:
+        options = Options.parse({"path": path, "nvme_capacity": "8MiB", "dram_capacity": "4MiB"})
+        directory = options.make_directory(0, 0)
+        here, there = multiprocessing.Pipe()
+        worker = multiprocessing.get_context("fork").Process(
+            target=_own, args=(options, directory, there)
+        )
+        worker.start()
+        try:
+            assert here.poll(60), "the worker has a store"
+            side = SchedulerSide(options, PLAIN)
+            side.attach({(0, 0): Owner(str(directory), (SPEC,))})
+            request = Request("r", 7 * TOKENS)
+            os.kill(worker.pid or 0, signal.SIGSTOP)
+            found = asking.submit(side.matched, request, 0)
+            sleep(2 * _SHORT_S)
+            os.kill(worker.pid or 0, signal.SIGCONT)
+            assert found.result(60) == 5 * TOKENS
+            side.close()
+        finally:
+            worker.kill()
+            worker.join()
+
+
+def _own(options: Options, directory: Path, ready: Any) -> None:
+    """A worker's process: a store with some blocks, until it is killed."""
+    with BlockingStore.open(options.store_config(directory, 1)) as store:
+        ns = store.namespace(SPEC)
+        keys = ns.keys_from_tokens(range(5 * TOKENS))
+        assert store.put(ns, keys, [bytes(BLOCK_BYTES)] * 5).stored == 5
+        ready.send(True)
+        sleep(600)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 MOST = 1.05
 """Of the time to a first token by vLLM's tier of files, what the store may take."""
+
+_SPIN_S = 1.2
+
+
+def let_rest() -> None:
+    """Waits until no engine spins.
+
+    For a second after a step a worker of vLLM looks for the next one without sleeping, on the
+    processor that it is bound to. Where several engines have the same one, the next would be
+    measured beside that.
+    """
+    time.sleep(_SPIN_S)
 
 
 def environment() -> dict[str, str]:

@@ -57,7 +57,7 @@ pub fn blocks_of(keys: &[BlockKey]) -> Vec<Vec<u8>> {
 
 /// Seams on a disk of the test's own.
 pub fn seams(disk: Arc<dyn Disk>) -> Seams {
-    let open_disk = Box::new(move |_: &Path| Ok(disk.clone()));
+    let open_disk = Arc::new(move |_: &Path| Ok(disk.clone()));
     Seams { open_disk, lock_directory: false, ..Seams::default() }
 }
 

@@ -54,7 +54,7 @@ impl StallGate {
             let disk = StallingDisk { inner: PosixDisk::open(dir)?, gate: gate.clone() };
             Ok(Arc::new(disk) as Arc<dyn Disk>)
         };
-        let seams = Seams { open_disk: Box::new(open_disk), ..Seams::default() };
+        let seams = Seams { open_disk: Arc::new(open_disk), ..Seams::default() };
         Store::open_with(py, fields, &seams)
     }
 

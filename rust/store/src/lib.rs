@@ -103,7 +103,7 @@ pub use tiered_kv_io as io_seams;
 pub use tiered_kv_io::{AlignedBuf, Region, RegionMemory, RegionSlot};
 pub use tiered_kv_policy::beta::{PairPosterior, pair_names};
 pub use tiered_kv_types::{
-    BlockInfo, BlockKey, BlockType, ComputedBy, Error, ErrorKind, EvictionPolicy, FORMAT_VERSION,
-    IoBackend, KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec, OnFormatMismatch,
-    Result, Retry, StoreConfig, TenantId, Tier, key,
+    BlockInfo, BlockKey, BlockType, ComputedBy, CpuList, Error, ErrorKind, EvictionPolicy,
+    FORMAT_VERSION, IoBackend, KEY_BYTES, KvLayout, MissReason, NamespaceId, NamespaceSpec,
+    OnFormatMismatch, Result, Retry, StoreConfig, TenantId, Tier, key,
 };

@@ -63,6 +63,7 @@ impl Owner {
     }
 
     fn make(config: &StoreConfig, seams: &Seams, claim: Option<u64>) -> Result<Arc<Self>> {
+        let seams = &seams.placed(config.cpus.as_ref())?;
         let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
         // A simulation has no directory to keep names in.
         let kept = drives.iter().filter(|_| seams.lock_directory);

@@ -2,13 +2,16 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use tiered_kv_io::{Clock, Disk, Entropy, OsEntropy, OsThreads, PosixDisk, SystemClock, Threads};
-use tiered_kv_types::Result;
+use tiered_kv_io::{
+    Clock, Disk, Entropy, OsEntropy, OsThreads, PlacedThreads, PosixDisk, SystemClock, Threads,
+};
+use tiered_kv_types::{CpuList, Result};
 
 /// Opens the files of one store directory.
-pub type OpenDisk = Box<dyn Fn(&Path) -> Result<Arc<dyn Disk>> + Send + Sync>;
+pub type OpenDisk = Arc<dyn Fn(&Path) -> Result<Arc<dyn Disk>> + Send + Sync>;
 
 /// Everything that a store takes from its surroundings; a simulation brings its own.
+#[derive(Clone)]
 pub struct Seams {
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -28,9 +31,23 @@ impl Default for Seams {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(OsEntropy),
             threads: Arc::new(OsThreads),
-            open_disk: Box::new(|dir| Ok(Arc::new(PosixDisk::open(dir)?) as Arc<dyn Disk>)),
+            open_disk: Arc::new(|dir| Ok(Arc::new(PosixDisk::open(dir)?) as Arc<dyn Disk>)),
             lock_directory: true,
         }
+    }
+}
+
+impl Seams {
+    /// The same, with threads that run on the processors that a configuration names.
+    ///
+    /// # Errors
+    /// `Config` where none of them can be had.
+    pub(crate) fn placed(&self, cpus: Option<&CpuList>) -> Result<Self> {
+        let mut seams = self.clone();
+        if let Some(cpus) = cpus {
+            seams.threads = Arc::new(PlacedThreads::new(self.threads.clone(), cpus)?);
+        }
+        Ok(seams)
     }
 }
 

@@ -6,18 +6,21 @@
 pub mod checkpoint;
 mod codec;
 pub mod config;
+mod cpus;
 pub mod error;
 pub mod key;
 pub mod layout;
 pub mod learned;
 pub mod namespace;
 pub mod record;
+mod size;
 mod tenant;
 pub mod tier;
 pub mod tombstone;
 
 pub use checkpoint::{Checkpoint, CheckpointRows};
 pub use config::{EvictionPolicy, IoBackend, OnFormatMismatch, StoreConfig};
+pub use cpus::CpuList;
 pub use error::{Error, ErrorKind, Result, Retry};
 pub use key::{BlockKey, KEY_BYTES};
 pub use layout::{KvLayout, MAX_SLABS};

@@ -1,7 +1,7 @@
 //! One schema: text, environment and defaults; bad input names the field and the remedy.
 
 use tiered_kv_types::config::parse_size;
-use tiered_kv_types::{ErrorKind, IoBackend, StoreConfig};
+use tiered_kv_types::{CpuList, ErrorKind, IoBackend, StoreConfig};
 
 fn parse(text: &str) -> tiered_kv_types::Result<StoreConfig> {
     StoreConfig::from_toml(text, [])
@@ -65,6 +65,10 @@ fn bad_input_names_the_field() {
         ("load_threads = 0", "load_threads"),
         ("segment_bytes = 5000", "segment_bytes"),
         ("on_format_mismatch = \"ignore\"", "on_format_mismatch"),
+        ("cpus = []", "cpus"),
+        ("cpus = [1024]", "cpus"),
+        ("cpus = -1", "cpus"),
+        ("cpus = \"4-2\"", "cpus"),
     ] {
         let error = parse(text).expect_err(text);
         assert_eq!(error.kind(), ErrorKind::Config, "{text}");
@@ -100,4 +104,19 @@ fn the_io_backend_is_found_out_unless_one_is_named() {
     for part in ["io_backend", "auto", "io_uring", "blocking"] {
         assert!(err.context().contains(part), "{err}");
     }
+}
+
+#[test]
+fn processors_are_written_as_they_are_read() {
+    for (numbers, text) in
+        [(&[4_u16][..], "4"), (&[2, 0, 1, 2], "0-2"), (&[9, 3, 5, 4, 1023], "3-5,9,1023")]
+    {
+        let list = CpuList::new(numbers.iter().copied()).expect("valid");
+        assert_eq!(list.to_string(), text);
+        let read = parse(&format!("cpus = {text:?}")).expect(text);
+        assert_eq!(read.cpus, Some(list));
+        let table = read.to_table().expect("representable");
+        assert_eq!(StoreConfig::from_table(table, []).expect("valid").cpus, read.cpus);
+    }
+    assert!(CpuList::new([]).is_err() && CpuList::new([1024]).is_err());
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_kv import ConfigError, StoreConfig
+from tiered_kv.engines._cpus import cpus_beside_computation
 
 PLACEHOLDER = "MODEL/WEIGHTS/DTYPE"
 """What stands for a namespace where no model is known; no adapter opens with it."""
@@ -76,7 +77,8 @@ class Options:
         tokens = params.get("chunk_tokens", _CHUNK_TOKENS)
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < 1 << 20:
             raise _wrong(f"`chunk_tokens` is {tokens!r:.100}: give LMCache's own `--chunk-size`")
-        store = {name: params[name] for name in params if name in _PASSED_ON}
+        store = {"cpus": cpus_beside_computation()}
+        store |= {name: params[name] for name in params if name in _PASSED_ON}
         filled = StoreConfig.from_dict({**store, "nvme_paths": [path]})
         traces = None if record is None else Path(record)
         return cls(Path(path), namespace, direct, traces, tokens, filled)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from tiered_kv import ConfigError, StoreConfig
 from tiered_kv._core import probe_memory
+from tiered_kv.engines._cpus import cpus_beside_computation
 
 OnReset = Literal["new_epoch", "keep"]
 OnLora = Literal["refuse", "by_path"]
@@ -99,8 +100,8 @@ class Options:
         Raises:
             ConfigError: A field is wrong.
         """
-        fields = {**self.store, "nvme_paths": [os.fspath(directory)]}
-        filled = StoreConfig.from_dict(fields)
+        fields = {"cpus": cpus_beside_computation(), **self.store}
+        filled = StoreConfig.from_dict({**fields, "nvme_paths": [os.fspath(directory)]})
         dram = filled.dram_capacity
         if dram is None and sharers > 1:
             # The core's default is that of a store which has the node to itself.

@@ -46,7 +46,7 @@ class _Rank:
     def __init__(self, owner: Owner) -> None:
         self.directory = owner.directory
         self.specs: tuple[NamespaceSpec, ...] = owner.specs
-        self.store: BlockingAttachedStore = BlockingStore.attach(owner.directory)
+        self.store: BlockingAttachedStore = BlockingStore.attach(owner.directory, _LOOKUP_S)
         self._namespaces: dict[tuple[Tenancy, int], Namespace] = {}
 
     def namespace(self, tenancy: Tenancy, group: int) -> Namespace:

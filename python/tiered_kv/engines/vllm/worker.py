@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -100,7 +102,8 @@ class WorkerSide:
         self._namespaces: dict[tuple[Tenancy, int], Namespace] = {}
         self._requests: dict[str, Request] = {}
         device = self._groups[0].paged
-        self._loader = ThreadPoolExecutor(1, "tiered-kv-load", device.use_device)
+        begin = partial(_begin_loader, device, config)
+        self._loader = ThreadPoolExecutor(1, "tiered-kv-load", begin)
         self._loads: dict[str, tuple[list[Blocks], Future[_Cut | None], float]] = {}
         self._reader = Reader(self._store, rank, load_timeout_s)
         self.stopped = self._reader.stopped
@@ -366,3 +369,11 @@ class WorkerSide:
         self.faults += 1
         if self.faults == 1:
             _LOG.warning("a %s failed and counts as a miss, as others will: %s", what, error)
+
+
+def _begin_loader(device: PagedCache, config: StoreConfig) -> None:
+    """Has the thread that loads run where the store's own do."""
+    cpus = config.cpus
+    if cpus is not None:
+        os.sched_setaffinity(0, [int(number) for number in cpus])
+    device.use_device()

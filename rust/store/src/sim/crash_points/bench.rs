@@ -95,7 +95,7 @@ impl Bench {
         let seams = Seams {
             clock: Arc::new(ManualClock::new(unix_ns)),
             entropy: Arc::new(SeededEntropy::new(unix_ns)),
-            open_disk: Box::new(move |path: &Path| {
+            open_disk: Arc::new(move |path: &Path| {
                 let number: usize = path.display().to_string().parse().expect("a number");
                 Ok(all[number].clone() as Arc<dyn Disk>)
             }),
