@@ -121,13 +121,11 @@ def complete(server: Server) -> list[int]:
 def places(server: Server, name: str) -> set[frozenset[int]]:
     """Where the threads of a server may run whose names begin like this."""
     found = set()
-    for process in Path("/proc").glob("[0-9]*"):
+    for task in Path("/proc").glob("[0-9]*/task/*"):
         with contextlib.suppress(OSError):  # it has ended
-            if os.getsid(int(process.name)) != server.process.pid:
-                continue
-            for task in (process / "task").iterdir():
-                if (task / "comm").read_text().startswith(name):
-                    found.add(frozenset(os.sched_getaffinity(int(task.name))))
+            is_its = os.getsid(int(task.parts[2])) == server.process.pid
+            if is_its and (task / "comm").read_text().startswith(name):
+                found.add(frozenset(os.sched_getaffinity(int(task.name))))
     return found
 
 

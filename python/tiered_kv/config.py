@@ -72,9 +72,9 @@ class StoreConfig:
         load_threads: Threads that serve loads, with the blocking backend.
         store_threads: Threads that write to the drives, with the blocking backend.
         copy_threads: Threads that copy and check payloads.
-        cpus: Processors that the store's threads run on, as numbers or as text such as "0-3,8".
-            None: those of the thread that opens it, which are too few where an engine has bound
-            that one to its computation.
+        cpus: Processors that the store is opened and its threads run on, as numbers or as text such
+            as "0-3,8"; those that the process may not use are left out. None: those of the thread
+            that opens it, which are too few where an engine has bound that one to its computation.
         huge_pages: Collapse host memory to huge pages where the kernel can.
     """
 

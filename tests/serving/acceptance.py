@@ -89,12 +89,14 @@ class Bench:
             server.stop()
 
     @contextmanager
-    def servers(self, ways: dict[str, list[str]]) -> Iterator[dict[str, Server]]:
+    def servers(
+        self, ways: dict[str, list[str]], env: dict[str, str] | None = None
+    ) -> Iterator[dict[str, Server]]:
         """Servers that end with the block, with flags each."""
+        env = peers.environment() | (env or {})
         with ExitStack() as stack:
             made = {
-                name: stack.enter_context(self.server(args, env=peers.environment()))
-                for name, args in ways.items()
+                name: stack.enter_context(self.server(args, env=env)) for name, args in ways.items()
             }
             yield made
 
@@ -190,9 +192,7 @@ def restart(bench: Bench) -> Row:
         "vllm_fs": peers.fs_tier(bench.scratch / "fs"),
     }
     with bench.servers(ways) as servers:
-        text = servers["vllm_fs"].tokens(DOCUMENT.read_text("utf-8"))
-        step = (len(text) - DOCUMENT_TOKENS) // WINDOWS
-        prompts = [text[at * step : at * step + DOCUMENT_TOKENS] for at in range(WINDOWS)]
+        prompts = windows(servers["vllm_fs"])
         cold = in_turns(servers, prompts)
         for server in servers.values():
             server.reset()
@@ -207,9 +207,8 @@ def restart(bench: Bench) -> Row:
         external = {name: server.external() - before[name] for name, server in servers.items()}
     rows: Row = {}
     for name in ways:
-        same = [[one.tokens for one in told[name]] for told in (cold, warm, drive)]
         rows[name] = {
-            "tokens_identical": same[0] == same[1] == same[2],
+            "tokens_identical": same_tokens(cold[name], warm[name], drive[name]),
             "external_tokens_after_restart": external[name],
             "first_token_s": {
                 "computed": spread([one.first_s for one in cold[name]]),
@@ -220,14 +219,62 @@ def restart(bench: Bench) -> Row:
     return beside_peer(rows)
 
 
-def in_turns(servers: dict[str, Server], prompts: Sequence[list[int]]) -> dict[str, list[Answer]]:
+def neighbours(bench: Bench) -> Row:
+    """Two engines bound to one processor, one asked while the other's worker still spins there.
+
+    What a request may wait for is vLLM's matter; what is stored is found all the same.
+    """
+    ways = {
+        "beside_steps": bench.store("neighbour"),
+        "by_layers": bench.store("other neighbour", layerwise=True),
+    }
+    with bench.servers(ways, {"VLLM_CPU_OMP_THREADS_BIND": "0"}) as servers:
+        prompts = windows(servers["beside_steps"])
+        cold = in_turns(servers, prompts, rest=False)
+        for server in servers.values():
+            server.reset()
+        before = {name: server.external() for name, server in servers.items()}
+        warm = in_turns(servers, prompts, rest=False)
+        external = {name: server.external() - before[name] for name, server in servers.items()}
+    rows: Row = {}
+    for name in ways:
+        rows[name] = {
+            "tokens_identical": same_tokens(cold[name], warm[name]),
+            "external_tokens": external[name],
+            "first_token_s": {
+                "computed": spread([one.first_s for one in cold[name]]),
+                "memory": spread([one.first_s for one in warm[name]]),
+            },
+        }
+    whole = WINDOWS * ((DOCUMENT_TOKENS - 1) // BLOCK * BLOCK)
+    held = [row["tokens_identical"] and row["external_tokens"] == whole for row in rows.values()]
+    return {"holds": all(held), "wanted_external_tokens": whole, **rows}
+
+
+def windows(server: Server) -> list[list[int]]:
+    """Documents of one length, from one text."""
+    text = server.tokens(DOCUMENT.read_text("utf-8"))
+    step = (len(text) - DOCUMENT_TOKENS) // WINDOWS
+    return [text[at * step : at * step + DOCUMENT_TOKENS] for at in range(WINDOWS)]
+
+
+def same_tokens(first: Sequence[Answer], *others: Sequence[Answer]) -> bool:
+    """Whether all were answered alike."""
+    tokens = [one.tokens for one in first]
+    return all([one.tokens for one in other] == tokens for other in others)
+
+
+def in_turns(
+    servers: dict[str, Server], prompts: Sequence[list[int]], *, rest: bool = True
+) -> dict[str, list[Answer]]:
     """Has each prompt answered by all, another one first each time."""
     names = list(servers)
     told: dict[str, list[Answer]] = {name: [] for name in names}
     for at, prompt in enumerate(prompts):
         first = at % len(names)
         for name in names[first:] + names[:first]:
-            peers.let_rest()
+            if rest:
+                peers.let_rest()
             told[name].append(servers[name].complete(prompt, ANSWER))
     return told
 
@@ -289,6 +336,7 @@ SCENARIOS: dict[str, Callable[[Bench], Row]] = {
     "conversation": conversation,
     "conversation_tier": conversation_tier,
     "restart": restart,
+    "neighbours": neighbours,
     "sessions": busy.sessions,
     "no_reuse": busy.no_reuse,
     "replicas": busy.replicas,

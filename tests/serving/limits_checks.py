@@ -8,11 +8,11 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,16 +23,13 @@ from serving.checks import BLOCK_BYTES, PLAIN, SPEC, TOKENS, Request
 from tiered_kv import KEY_BYTES, KvLayout, RequestContext
 from tiered_kv._core import describe_spec
 from tiered_kv.blocking import BlockingStore
-from tiered_kv.engines.vllm import scheduler, tenancy
+from tiered_kv.engines.vllm import rank, scheduler, tenancy
 from tiered_kv.engines.vllm.messages import Blocks, Owner, Step
 from tiered_kv.engines.vllm.options import Options
 from tiered_kv.engines.vllm.paged import PagedCache
 from tiered_kv.engines.vllm.scheduler import SchedulerSide
 from tiered_kv.engines.vllm.tenancy import Tenancy
 from tiered_kv.engines.vllm.worker import Cached, WorkerSide
-
-# Of which an attached process waits for an answer, unless it says otherwise.
-_SHORT_S = 0.3
 
 
 class _Elsewhere(PagedCache):
@@ -42,10 +39,12 @@ class _Elsewhere(PagedCache):
 
 
 @contextmanager
-def worker_of(paged: PagedCache, timeout_s: float = 10, **told: Any) -> Iterator[WorkerSide]:
+def worker_of(
+    paged: PagedCache, timeout_s: float = 10, cpus: list[int] | None = None, **told: Any
+) -> Iterator[WorkerSide]:
     """A worker's side with a new store."""
     with tempfile.TemporaryDirectory() as path:
-        extra = {"path": path, "nvme_capacity": "64MiB", "dram_capacity": "4MiB"}
+        extra = {"path": path, "nvme_capacity": "64MiB", "dram_capacity": "4MiB", "cpus": cpus}
         options = Options.parse(extra)
         spec = dataclasses.replace(SPEC, layout=KvLayout(TOKENS, paged.block_bytes))
         config = options.store_config(options.make_directory(0, 0), 1)
@@ -139,7 +138,7 @@ class _Slow:
 
 def check_a_reset_asks_all_ranks_at_once_and_ends_in_time() -> None:
     side = SchedulerSide(Options.parse({"path": "/kv", "nvme_capacity": "8MiB"}), PLAIN)
-    owners = {(0, rank): Owner(f"/kv/{rank}", (SPEC,)) for rank in range(2)}
+    owners = {(0, at): Owner(f"/kv/{at}", (SPEC,)) for at in range(2)}
     slow = _Slow(2)
     fields = describe_spec(SPEC.canonical())[1]
     rows = [{"namespace": bytes(32), "fields": fields}] * 20
@@ -157,8 +156,10 @@ def check_a_reset_asks_all_ranks_at_once_and_ends_in_time() -> None:
     assert min(slow.waits_s) > 0
 
 
-def check_a_lookup_waits_for_a_worker_that_is_kept_from_answering() -> None:
-    with tempfile.TemporaryDirectory() as path, ThreadPoolExecutor(1) as asking:
+@contextmanager
+def _elsewhere() -> Iterator[tuple[SchedulerSide, Path, Callable[[int], None]]]:
+    """A scheduler's side, and its worker as a process that can be sent signals."""
+    with tempfile.TemporaryDirectory() as path:
         options = Options.parse({"path": path, "nvme_capacity": "8MiB", "dram_capacity": "4MiB"})
         directory = options.make_directory(0, 0)
         here, there = multiprocessing.Pipe()
@@ -170,16 +171,52 @@ def check_a_lookup_waits_for_a_worker_that_is_kept_from_answering() -> None:
             assert here.poll(60), "the worker has a store"
             side = SchedulerSide(options, PLAIN)
             side.attach({(0, 0): Owner(str(directory), (SPEC,))})
-            request = Request("r", 7 * TOKENS)
-            os.kill(worker.pid or 0, signal.SIGSTOP)
-            found = asking.submit(side.matched, request, 0)
-            sleep(2 * _SHORT_S)
-            os.kill(worker.pid or 0, signal.SIGCONT)
-            assert found.result(60) == 5 * TOKENS
+            yield side, directory, lambda number: os.kill(worker.pid or 0, number)
             side.close()
         finally:
             worker.kill()
             worker.join()
+
+
+def check_a_lookup_waits_for_a_worker_that_is_kept_from_answering() -> None:
+    with _elsewhere() as (side, directory, send), ThreadPoolExecutor(1) as asking:
+        with BlockingStore.attach(directory) as hasty:
+            ns = hasty.namespace(SPEC)
+            keys = ns.keys_from_tokens(range(5 * TOKENS))
+            assert hasty.lookup(ns, keys).hits == 5
+            send(signal.SIGSTOP)
+            found = asking.submit(side.matched, Request("r", 7 * TOKENS), 0)
+            assert hasty.lookup(ns, keys).hits == 0, "it was stopped for long enough"
+        send(signal.SIGCONT)
+        assert found.result(60) == 5 * TOKENS
+        assert side.faults == 0
+
+
+def check_a_worker_that_does_not_answer_is_waited_for_once() -> None:
+    with mock.patch.object(rank, "_LOOKUP_S", 0.2), _elsewhere() as (side, _, send):
+        send(signal.SIGSTOP)
+        (store,) = (one.store for one in side._ranks)
+        for number in range(5):
+            assert side.matched(Request(f"r{number}", 7 * TOKENS), 0) == 0
+            assert side.faults == number + 1
+            assert store.counters()["unanswered"] == 1
+        send(signal.SIGCONT)
+        with mock.patch.object(rank, "monotonic") as now:
+            now.side_effect = lambda: monotonic() + 60
+            until_s = monotonic() + 60
+            while not side.matched(Request("again", 7 * TOKENS), 0):
+                assert monotonic() < until_s
+                sleep(0.01)
+
+
+def check_loads_run_where_the_store_does() -> None:
+    (cpu, *_) = sorted(os.sched_getaffinity(0))
+    paged = PagedCache({"a": torch.zeros(4, 32, 32)}, 4)
+    with worker_of(paged, cpus=[cpu]) as worker:
+        assert worker._loader.submit(os.sched_getaffinity, 0).result(60) == {cpu}
+    with worker_of(paged) as worker:
+        everywhere = os.sched_getaffinity(0)
+        assert worker._loader.submit(os.sched_getaffinity, 0).result(60) == everywhere
 
 
 def _own(options: Options, directory: Path, ready: Any) -> None:

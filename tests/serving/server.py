@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -183,3 +184,15 @@ class Server:
             self.process.wait(jobs.LIMIT_S)
         finally:
             self.process.kill()
+            _sweep()
+
+
+def _sweep() -> None:
+    """Removes the host memory that vLLM's tiers leave behind where a signal ends them."""
+    mapped = []
+    for process in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended
+            mapped.append(process.read_text())
+    for left in Path("/dev/shm").glob("vllm_offload_*"):  # noqa: S108 - where vLLM has it
+        if not any(str(left) in maps for maps in mapped):
+            left.unlink(missing_ok=True)

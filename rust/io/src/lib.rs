@@ -55,7 +55,7 @@ pub use fork::{Origin, Running};
 pub use memdisk::{DiskOp, FaultHook, MemDisk};
 pub use memory::{available_memory_bytes, memory_limit_bytes, open_files_limit, prefer_huge_pages};
 pub use parallel::{in_parallel, recovery_threads};
-pub use placed::PlacedThreads;
+pub use placed::{PlacedThreads, on_processors};
 pub use pool::{WorkerPool, panic_text};
 pub use posix::PosixDisk;
 pub use readonly::ReadOnlyDisk;

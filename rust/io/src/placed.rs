@@ -1,6 +1,7 @@
 //! Threads that run on some processors only.
 
 use crate::clock::Threads;
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,33 +14,46 @@ pub struct PlacedThreads {
 }
 
 impl PlacedThreads {
-    /// Has the threads of `inner` run on `cpus`.
-    ///
-    /// # Errors
-    /// `Config`, naming the field, where the machine or its container has none of them.
-    pub fn new(inner: Arc<dyn Threads>, cpus: &CpuList) -> Result<Self> {
-        let mut set = CpuSet::new();
-        for number in cpus.numbers() {
-            set.set(usize::from(*number));
-        }
-        // What a process may use, only the kernel knows: what it is bound to may be less.
-        let tried = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("tkv-open".into());
-            let thread = thread.spawn_scoped(scope, || sched_setaffinity(None, &set));
-            thread.map(|thread| thread.join().expect("a system call does not panic"))
-        });
-        match tried {
-            Ok(Ok(())) => Ok(Self { inner, cpus: set }),
-            Ok(Err(_)) => {
+    /// Has the threads of `inner` run on those of `cpus` that there are.
+    pub fn new(inner: Arc<dyn Threads>, cpus: &CpuList) -> Self {
+        Self { inner, cpus: set_of(cpus) }
+    }
+}
+
+fn set_of(cpus: &CpuList) -> CpuSet {
+    let mut set = CpuSet::new();
+    for number in cpus.numbers() {
+        set.set(usize::from(*number));
+    }
+    set
+}
+
+/// Runs `body` on those of `cpus` that there are, in a thread that ends with it.
+///
+/// # Errors
+/// `Config`, naming the field, where the process may run on none of them; `Io` where the operating
+/// system refuses for another reason. `body` has then not run.
+pub fn on_processors<R: Send>(cpus: &CpuList, body: impl FnOnce() -> R + Send) -> Result<R> {
+    let place = || {
+        // Which of them a process may use, only the kernel knows: it may be bound to fewer.
+        sched_setaffinity(None, &set_of(cpus)).map_err(|err| match err {
+            Errno::INVAL => {
                 let context = format!(
                     "`cpus` is {cpus}, and this process may run on none of them: give some of \
-                     those that `nproc` and the container's cpuset allow, or leave it out"
+                     those that the machine has and the container's cpuset allows, or leave it out"
                 );
-                Err(Error::new(ErrorKind::Config, "open", context))
+                Error::new(ErrorKind::Config, "open", context)
             }
-            Err(err) => Err(Error::from_io("start thread", "thread tkv-open did not start", err)),
-        }
-    }
+            _ => Error::from_io("open", format!("`cpus` {cpus} cannot be had"), err.into()),
+        })
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("tkv-open".into());
+        let thread = thread.spawn_scoped(scope, || place().map(|()| body()));
+        let context = "thread tkv-open did not start: raise the limit of processes (ulimit -u)";
+        let thread = thread.map_err(|err| Error::from_io("start thread", context, err))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 impl Threads for PlacedThreads {

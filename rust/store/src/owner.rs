@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tiered_kv_io::{Arena, Nanos, Running};
+use tiered_kv_io::{Arena, Nanos, Running, on_processors};
 use tiered_kv_types::{Error, Result, StoreConfig};
 
 /// A core and all that was opened with it.
@@ -62,8 +62,18 @@ impl Owner {
         }
     }
 
+    /// Makes a new one on the processors that the configuration names.
     fn make(config: &StoreConfig, seams: &Seams, claim: Option<u64>) -> Result<Arc<Self>> {
-        let seams = &seams.placed(config.cpus.as_ref())?;
+        match &config.cpus {
+            None => Self::make_here(config, seams, claim),
+            Some(cpus) => {
+                let seams = seams.placed(cpus);
+                on_processors(cpus, || Self::make_here(config, &seams, claim))?
+            }
+        }
+    }
+
+    fn make_here(config: &StoreConfig, seams: &Seams, claim: Option<u64>) -> Result<Arc<Self>> {
         let Opened { core, drives, lost, arena, times } = crate::open::open(config, seams)?;
         // A simulation has no directory to keep names in.
         let kept = drives.iter().filter(|_| seams.lock_directory);

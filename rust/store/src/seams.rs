@@ -39,15 +39,9 @@ impl Default for Seams {
 
 impl Seams {
     /// The same, with threads that run on the processors that a configuration names.
-    ///
-    /// # Errors
-    /// `Config` where none of them can be had.
-    pub(crate) fn placed(&self, cpus: Option<&CpuList>) -> Result<Self> {
-        let mut seams = self.clone();
-        if let Some(cpus) = cpus {
-            seams.threads = Arc::new(PlacedThreads::new(self.threads.clone(), cpus)?);
-        }
-        Ok(seams)
+    pub(crate) fn placed(&self, cpus: &CpuList) -> Self {
+        let threads = Arc::new(PlacedThreads::new(self.threads.clone(), cpus));
+        Self { threads, ..self.clone() }
     }
 }
 

@@ -147,8 +147,9 @@ pub struct StoreConfig {
     pub store_threads: usize,
     /// Threads that copy and check payloads.
     pub copy_threads: usize,
-    /// Processors that the store's threads run on. Absent: those of the thread that opens it, which
-    /// are too few where an engine has bound that one to its computation.
+    /// Processors that the store is opened and its threads run on; those that the process may not
+    /// use are left out. Absent: those of the thread that opens it, which are too few where an
+    /// engine has bound that one to its computation.
     #[serde(deserialize_with = "CpuList::read_opt")]
     pub cpus: Option<CpuList>,
     /// Collapse T1 to huge pages where the kernel can.

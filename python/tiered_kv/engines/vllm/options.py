@@ -88,7 +88,7 @@ class Options:
         return whole if rank is None else whole / f"rank{rank}"
 
     def store_config(self, directory: Path, sharers: int) -> StoreConfig:
-        """The configuration of one rank's store.
+        """The configuration of one rank's store, in the process that is to own it.
 
         Args:
             directory: Its directory.

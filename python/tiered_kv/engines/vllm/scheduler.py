@@ -14,50 +14,21 @@ from vllm.logger import init_logger
 from tiered_kv import (
     KEY_BYTES,
     AttachedHold,
-    Namespace,
-    NamespaceSpec,
     TieredKvError,
 )
 from tiered_kv._core import blake3
-from tiered_kv.attached import BlockingAttachedStore
-from tiered_kv.blocking import BlockingStore
 from tiered_kv.engines._record import Recorder
 from tiered_kv.engines.vllm.groups import NULL_BLOCK, Group, is_plain, main_of, runs, step_of
 from tiered_kv.engines.vllm.identity import Adapters
 from tiered_kv.engines.vllm.messages import Blocks, Owner, Step, part
 from tiered_kv.engines.vllm.metrics import Stats, of_scheduler
 from tiered_kv.engines.vllm.options import Options
+from tiered_kv.engines.vllm.rank import Rank
 from tiered_kv.engines.vllm.tenancy import RESET_S, Tenancy, forget_model, request_context
 from tiered_kv.engines.vllm.tracked import Tracked, blocks_of
 from tiered_kv.engines.vllm.within import Within
 
 _LOG = init_logger("vllm.tiered_kv")
-
-_HOLD_S = 60.0
-# How long a lookup may take. The owner is a worker of this very engine, which can do nothing
-# without it, and a miss would have all of the prompt computed again.
-_LOOKUP_S = 5.0
-_NAMESPACES_KEPT = 1024
-
-
-class _Rank:
-    """The store of a rank, seen from the scheduler."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.directory = owner.directory
-        self.specs: tuple[NamespaceSpec, ...] = owner.specs
-        self.store: BlockingAttachedStore = BlockingStore.attach(owner.directory, _LOOKUP_S)
-        self._namespaces: dict[tuple[Tenancy, int], Namespace] = {}
-
-    def namespace(self, tenancy: Tenancy, group: int) -> Namespace:
-        """The namespace of a group for a tenancy; handles are cheap to make again."""
-        found = self._namespaces.get((tenancy, group))
-        if found is None:
-            if len(self._namespaces) >= _NAMESPACES_KEPT:
-                self._namespaces.clear()
-            found = self.store.namespace(tenancy.of(self.specs[group]))
-            self._namespaces[tenancy, group] = found
-        return found
 
 
 class SchedulerSide:
@@ -85,7 +56,7 @@ class SchedulerSide:
         self._is_plain = is_plain(groups)
         self._step = step_of(groups)
         self._main = main_of(groups)
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Rank] = []
         self._requests: dict[str, Tracked] = {}
         self.adapters = Adapters()
         self._loads: list[Blocks] = []
@@ -100,7 +71,7 @@ class SchedulerSide:
         Raises:
             TieredKvError: One cannot be attached to.
         """
-        self._ranks = [_Rank(owners[at]) for at in sorted(owners)]
+        self._ranks = [Rank(owners[at]) for at in sorted(owners)]
 
     def matched(self, request: Any, computed: int) -> int | None:
         """Tokens of a request that can be loaded beyond those that the engine has.
@@ -407,7 +378,7 @@ class SchedulerSide:
             begin = max(first // group.tokens, group.needed(end))
             for rank, keys in zip(self._ranks, tracked.keys[at], strict=True):
                 wanted = part(keys, begin, end // group.tokens)
-                hold = rank.store.hold(rank.namespace(tenancy, at), wanted, _HOLD_S)
+                hold = rank.hold(tenancy, at, wanted)
                 held.append(hold)
                 if self._is_plain:
                     hits = min(hits, hold.hits * group.tokens)
@@ -433,10 +404,7 @@ class SchedulerSide:
             group, rank = self._groups[at], self._ranks[number]
             self._extend(tracked, tenancy, at, end // group.tokens)
             wanted = part(tracked.keys[at][number], first // group.tokens, end // group.tokens)
-            namespace = rank.namespace(tenancy, at)
-            exact = (
-                first + rank.store.lookup_hybrid(namespace, [(wanted, group.rule)]) * group.tokens
-            )
+            exact = first + rank.lookup(tenancy, at, wanted, group.rule) * group.tokens
             if exact < end:
                 end = exact // self._step * self._step
                 # It agrees to what it has said; to less, it has to be asked again.
@@ -464,5 +432,5 @@ class SchedulerSide:
             _LOG.warning("a lookup failed and counts as a miss, as others will: %s", error)
 
 
-def _forget(rank: _Rank, end_s: float) -> bool:
+def _forget(rank: Rank, end_s: float) -> bool:
     return all(forget_model(rank.directory, spec, end_s) for spec in rank.specs)

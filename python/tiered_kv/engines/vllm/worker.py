@@ -372,8 +372,13 @@ class WorkerSide:
 
 
 def _begin_loader(device: PagedCache, config: StoreConfig) -> None:
-    """Has the thread that loads run where the store's own do."""
-    cpus = config.cpus
-    if cpus is not None:
-        os.sched_setaffinity(0, [int(number) for number in cpus])
+    """Has the thread that loads run where the store's own do.
+
+    Where torch copies in parallel, OpenMP binds it as it binds whoever computes.
+    """
+    if config.cpus is not None:
+        try:
+            os.sched_setaffinity(0, [int(number) for number in config.cpus])
+        except OSError as error:
+            _LOG.warning("loads stay on the processors of the worker: %s", error)
     device.use_device()
