@@ -80,6 +80,12 @@ PLANTED = [
         "//! Doc.\n#![forbid(unsafe_code)]\n",
         "//! Doc.\n// #![forbid(unsafe_code)]\n",
     ),
+    (
+        tidy.unused_private,
+        "a.py",
+        "_LIMIT_S: float = 2\n_MOST = 3\ndef f(): wait(_LIMIT_S, _MOST)\n",
+        "_LIMIT_S = 2\n_MOST = 3\ndef f(): wait(_MOST)  # _LIMIT_S\n",
+    ),
 ]
 
 

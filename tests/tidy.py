@@ -100,6 +100,18 @@ def forbids_unsafe(path: PurePosixPath, text: str) -> Iterator[str]:
         yield f"{path}: lacks #![forbid(unsafe_code)]"
 
 
+def unused_private(path: PurePosixPath, text: str) -> Iterator[str]:
+    """What a Python module keeps to itself, it uses: a limit that nobody looks at is none."""
+    if path.suffix != ".py":
+        return
+    tree = ast.parse(text)
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    for name, line in _private_constants(tree):
+        if name not in used:
+            yield f"{path}:{line}: {name} is not used: use it, or leave it out"
+
+
 TEXT_RULES: tuple[Rule, ...] = (
     file_length,
     line_length,
@@ -107,6 +119,7 @@ TEXT_RULES: tuple[Rule, ...] = (
     marked_work,
     no_unwrap,
     forbids_unsafe,
+    unused_private,
 )
 
 
@@ -114,6 +127,16 @@ def file_size(path: PurePosixPath, size_bytes: int) -> Iterator[str]:
     """A file in the repository is smaller than 2 MB."""
     if size_bytes >= MAX_FILE_BYTES:
         yield f"{path}: {size_bytes} bytes, {MAX_FILE_BYTES} or more: keep it elsewhere"
+
+
+def _private_constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name) and re.match("_[^_]", target.id):
+                yield target.id, target.lineno
 
 
 def _line_at(text: str, offset: int) -> int:
