@@ -338,6 +338,7 @@ SCENARIOS: dict[str, Callable[[Bench], Row]] = {
     "restart": restart,
     "neighbours": neighbours,
     "sessions": busy.sessions,
+    "sessions_tier": busy.sessions_tier,
     "no_reuse": busy.no_reuse,
     "replicas": busy.replicas,
     "tier_steps": tier_steps,

@@ -47,6 +47,15 @@ def together(server: Server, asked: Sequence[Sequence[int]], answer: int) -> lis
 
 def sessions(bench: Bench) -> Row:
     """Sessions of two turns, all at once, in an engine that has room for a quarter of them."""
+    return _sessions(bench, bench.store("sessions"))
+
+
+def sessions_tier(bench: Bench) -> Row:
+    """The same with the secondary tier."""
+    return _sessions(bench, bench.tier("sessions"))
+
+
+def _sessions(bench: Bench, flag: Sequence[str]) -> Row:
     first = prompts(SESSIONS, PROMPT, 1)
     then = prompts(SESSIONS, 20, 2)
     pool = [*SHORT, "--num-gpu-blocks-override", str(POOL), "--max-num-seqs", str(SESSIONS)]
@@ -66,7 +75,7 @@ def sessions(bench: Bench) -> Row:
     # Enough memory that nothing is evicted: what a session stored, it finds.
     with bench.server(engine=pool) as server:
         plain, _, _ = told(server)
-    with bench.server(bench.store("sessions"), engine=pool) as server:
+    with bench.server(flag, engine=pool) as server:
         ours, preempted, external = told(server)
     same = [
         [one.tokens for one in mine] == [one.tokens for one in others]
