@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from types import SimpleNamespace
@@ -171,7 +172,7 @@ def _elsewhere() -> Iterator[tuple[SchedulerSide, Path, Callable[[int], None]]]:
             assert here.poll(60), "the worker has a store"
             side = SchedulerSide(options, PLAIN)
             side.attach({(0, 0): Owner(str(directory), (SPEC,))})
-            yield side, directory, lambda number: os.kill(worker.pid or 0, number)
+            yield side, directory, partial(_send, worker.pid or 0)
             side.close()
         finally:
             worker.kill()
@@ -193,7 +194,7 @@ def check_a_lookup_waits_for_a_worker_that_is_kept_from_answering() -> None:
 
 
 def check_a_worker_that_does_not_answer_is_waited_for_once() -> None:
-    with mock.patch.object(rank, "_LOOKUP_S", 0.2), _elsewhere() as (side, _, send):
+    with mock.patch.object(rank, "_LOOKUP_S", 1.0), _elsewhere() as (side, _, send):
         send(signal.SIGSTOP)
         (store,) = (one.store for one in side._ranks)
         for number in range(5):
@@ -217,6 +218,15 @@ def check_loads_run_where_the_store_does() -> None:
     with worker_of(paged) as worker:
         everywhere = os.sched_getaffinity(0)
         assert worker._loader.submit(os.sched_getaffinity, 0).result(60) == everywhere
+
+
+def _send(process: int, number: int) -> None:
+    """Sends a signal to a child; one that is stopped has stopped when this returns."""
+    os.kill(process, number)
+    if number == signal.SIGSTOP:
+        # Until then a thread on another processor may go on answering.
+        _, status = os.waitpid(process, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
 
 
 def _own(options: Options, directory: Path, ready: Any) -> None:
