@@ -6,6 +6,7 @@ quarantined and counted, and the next put heals it. Cases 9 and 33 ride along.
 
 from __future__ import annotations
 
+import mmap
 import random
 import shutil
 from collections.abc import Callable
@@ -346,3 +347,37 @@ def test_case_6_drives_exchanged(tmp_path: Path) -> None:
     with BlockingStore.open(**fields) as store:
         served(store)
         heals(store)
+
+
+@pytest.mark.parametrize("size", [100_000, 256 << 10])
+@pytest.mark.parametrize("direct", [False, True])
+def test_case_6_blocks_that_pass_through_a_buffer(tmp_path: Path, size: int, direct: bool) -> None:
+    """Large loads of the blocking backend, of which some are read into a buffer and copied."""
+    contents = api.blocks(BLOCKS, size=size)
+    large = {"dram_capacity": "32MiB", "nvme_capacity": "32MiB", "segment_bytes": "2MiB"}
+    fields = api.config(tmp_path / "kv", io_backend="blocking", **large)
+    with BlockingStore.open(**fields) as store:
+        ns = store.namespace(api.spec(size))
+        keys = ns.keys_from_tokens(api.tokens(BLOCKS))
+        assert store.put(ns, keys, contents, wait=30.0).stored == BLOCKS
+        assert store.flush().all_durable
+    bad = random.Random(size).sample(range(BLOCKS), 9)
+    for path in segments(tmp_path / "kv"):
+        data = path.read_bytes()
+        for number in bad:
+            at = data.find(contents[number][:64])
+            if at > 0:
+                change(path, at + size - 1, bytes([contents[number][-1] ^ 1]))
+    with BlockingStore.open(**fields) as store:
+        ns = store.namespace(api.spec(size))
+        memory = mmap.mmap(-1, size)
+        region = store.register(memory, size)
+        for number, key in enumerate(api.split(keys)):
+            if direct:
+                hit = store.get_into(ns, key, region.slots([0])).hits == 1
+                found = bytes(region.read(0)) if hit else None
+            else:
+                with store.get(ns, key) as leases:
+                    found = api.contents(leases)[0]
+            assert found == (None if number in bad else contents[number]), number
+        assert store.audit()["faults"] == []

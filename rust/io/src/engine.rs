@@ -12,6 +12,7 @@ use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
 use crate::join::{Queued, joins, perform_joined};
+use crate::loads::Loads;
 use crate::pool::{Workers, contained, panic_text};
 use crate::region::{ReadInto, Region};
 
@@ -114,6 +115,14 @@ pub struct IoDone {
     pub op: IoOp,
     /// How it ended.
     pub result: io::Result<()>,
+    /// The CRC-32C of all the bytes that were read, where it came for free.
+    pub crc: Option<u32>,
+}
+
+impl IoDone {
+    pub(crate) fn new(token: u64, op: IoOp, result: io::Result<()>) -> Self {
+        Self { token, op, result, crc: None }
+    }
 }
 
 /// Called once for each request, on one of the engine's threads and with no lock of the engine
@@ -149,21 +158,14 @@ pub trait IoEngine: Send + Sync + 'static {
     fn close(&self);
 }
 
-/// From this many bytes on a load is handled by another thread where more loads wait: the drive
-/// reads the next one while its checksum is computed.
-const HANDED_OVER_BYTES: usize = 64 << 10;
-
 /// An engine of threads that block in a [`Disk`]'s calls.
 ///
 /// Loads have threads of their own, so that no number of stores keeps one waiting. Commits have
 /// one: while it syncs the stores of the next group are written. Dropping the engine closes it.
 pub struct BlockingEngine {
-    loads: Workers<Queued>,
+    loads: Loads,
     stores: Workers<Queued>,
     commits: Workers<IoRequest>,
-    completions: Arc<Workers<IoDone>>,
-    /// Loads that no thread has taken yet.
-    waiting: Arc<AtomicUsize>,
     shared: Arc<Shared>,
     description: String,
 }
@@ -188,47 +190,17 @@ impl BlockingEngine {
         on_done: OnDone,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::new(disk, on_done));
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let completions = {
-            let shared = Arc::clone(&shared);
-            let handler = Arc::new(move |done| shared.complete(done));
-            Workers::new("tkv-done", load_threads.div_ceil(2), threads, handler)?
-        };
-        let completions = Arc::new(completions);
-        let load = {
-            let (shared, waiting) = (Arc::clone(&shared), Arc::clone(&waiting));
-            let completions = Arc::clone(&completions);
-            Arc::new(move |queued: Vec<Queued>| {
-                let n = queued.len();
-                let more = waiting.fetch_sub(n, Ordering::Relaxed) > n;
-                let (joined, requests) = shared.join(queued);
-                // Of what was read at once this thread handles a half, if nothing more waits.
-                let others = if joined { n / 2 } else { n - 1 };
-                for (at, request) in requests.into_iter().enumerate() {
-                    let mut done = shared.end(request, joined);
-                    let gives = more || at < others;
-                    if !gives || read_bytes(&mut done) < HANDED_OVER_BYTES {
-                        shared.complete(done);
-                    } else if let Err(refused) = completions.submit(std::iter::once(done)) {
-                        refused.for_each(|done| shared.complete(done));
-                    }
-                }
-            })
-        };
+        let loads = Loads::new(Arc::clone(&shared), threads, load_threads)?;
         let store = {
             let shared = Arc::clone(&shared);
             Arc::new(move |queued: Vec<Queued>| {
-                let (joined, requests) = shared.join(queued);
+                let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
+                let joined = shared.join(&mut requests);
                 requests.into_iter().for_each(|r| shared.complete(shared.end(r, joined)));
             })
         };
-        let loads = Workers::joining("tkv-load", load_threads, threads, joins, load);
-        let loads = loads.inspect_err(|_| completions.end())?;
         let stores = Workers::joining("tkv-store", store_threads, threads, joins, store);
-        let stores = stores.inspect_err(|_| {
-            loads.end();
-            completions.end();
-        })?;
+        let stores = stores.inspect_err(|_| loads.end())?;
         let commit = {
             let shared = Arc::clone(&shared);
             Arc::new(move |request| shared.serve(request))
@@ -237,10 +209,9 @@ impl BlockingEngine {
         let commits = commits.inspect_err(|_| {
             loads.end();
             stores.end();
-            completions.end();
         })?;
         let description = "blocking".into();
-        Ok(Self { loads, stores, commits, completions, waiting, shared, description })
+        Ok(Self { loads, stores, commits, shared, description })
     }
 
     /// The same engine, which now also says why it is this one that works here.
@@ -273,8 +244,7 @@ impl IoEngine for BlockingEngine {
                 (Priority::Store | Priority::Scrub, _) => stores.push(Queued::from(request)),
             }
         }
-        self.waiting.fetch_add(loads.len(), Ordering::Relaxed);
-        let loads = self.loads.submit(loads.into_iter()).err().into_iter().flatten();
+        let loads = self.loads.submit(loads).err().into_iter().flatten();
         let stores = self.stores.submit_with(creates, stores).err().into_iter().flatten();
         let commits = self.commits.submit(commits.into_iter()).err().into_iter().flatten();
         for request in loads.chain(stores).map(|queued| queued.request).chain(commits) {
@@ -293,16 +263,14 @@ impl IoEngine for BlockingEngine {
         // A thread of any kind that waited could be the one that another waits for.
         let own = self.loads.owns_this_thread()
             || self.stores.owns_this_thread()
-            || self.commits.owns_this_thread()
-            || self.completions.owns_this_thread();
+            || self.commits.owns_this_thread();
         if own {
-            // What is read from now on is handled by the thread that has read it.
-            return self.completions.start_closing();
+            return self.loads.stop_handing_over();
         }
         self.loads.wait_closed();
         self.stores.wait_closed();
         self.commits.wait_closed();
-        self.completions.end();
+        self.loads.end_handing_over();
     }
 }
 
@@ -329,7 +297,7 @@ impl Shared {
     pub(crate) fn refuse(&self, IoRequest { token, op, .. }: IoRequest) {
         let closed = "the I/O engine is closed";
         let result = Err(io::Error::new(io::ErrorKind::BrokenPipe, closed));
-        self.complete(IoDone { token, op, result });
+        self.complete(IoDone::new(token, op, result));
     }
 
     /// Answers a request that nobody wants any more.
@@ -338,7 +306,7 @@ impl Shared {
             return Ok(request);
         }
         let IoRequest { token, op, .. } = request;
-        Err(IoDone { token, op, result: Err(io::Error::other(Cancelled)) })
+        Err(IoDone::new(token, op, Err(io::Error::other(Cancelled))))
     }
 
     /// Performs a request through the disk's blocking calls, and answers it.
@@ -348,17 +316,16 @@ impl Shared {
 
     /// Performs requests that were taken together by one call, or says that this was not to be
     /// had.
-    fn join(&self, queued: Vec<Queued>) -> (bool, Vec<IoRequest>) {
-        let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
-        (perform_joined(&*self.disk, &mut requests), requests)
+    pub(crate) fn join(&self, requests: &mut [IoRequest]) -> bool {
+        perform_joined(&*self.disk, requests)
     }
 
     /// Performs a request, unless that was done.
-    fn end(&self, request: IoRequest, done: bool) -> IoDone {
+    pub(crate) fn end(&self, request: IoRequest, done: bool) -> IoDone {
         if !done {
             return self.perform(request);
         }
-        IoDone { token: request.token, op: request.op, result: Ok(()) }
+        IoDone::new(request.token, request.op, Ok(()))
     }
 
     fn perform(&self, request: IoRequest) -> IoDone {
@@ -373,20 +340,12 @@ impl Shared {
             tracing::error!(text);
             Err(io::Error::other(text))
         });
-        IoDone { token, op, result }
+        IoDone::new(token, op, result)
     }
 
     pub(crate) fn complete(&self, done: IoDone) {
         contained(|| (self.on_done)(done));
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Bytes that were read, and are therefore to be checked.
-fn read_bytes(done: &mut IoDone) -> usize {
-    match &mut done.op {
-        IoOp::Read { buf, .. } if done.result.is_ok() => buf.as_mut_slice().len(),
-        _ => 0,
     }
 }
 

@@ -7,8 +7,10 @@ use crate::cancel::CancelFlag;
 use crate::disk::{Disk, FileId};
 use crate::engine::{IoOp, IoRequest};
 
-/// Most bytes of one call: enough that the time between two calls counts for little.
-const JOINED_BYTES: u64 = 2 << 20;
+/// Most bytes that one call reads: enough that the time between two calls counts for little.
+const READ_BYTES: u64 = 2 << 20;
+/// Most bytes that one call writes: nobody waits for any of them before all are durable.
+const WRITTEN_BYTES: u64 = 8 << 20;
 /// Most requests of one call; well below what the operating system takes.
 const JOINED: usize = 64;
 
@@ -53,7 +55,7 @@ pub(crate) fn joins(taken: &[Queued], next: &Queued) -> bool {
         && before.reads == range.reads
         && before.file == range.file
         && before.end == range.begin
-        && range.end - begin.begin <= JOINED_BYTES
+        && range.end - begin.begin <= if range.reads { READ_BYTES } else { WRITTEN_BYTES }
         && first.request.priority == next.request.priority
 }
 

@@ -21,6 +21,7 @@ mod fork;
 mod join;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
+mod loads;
 mod mapping;
 mod memdisk;
 mod memory;
@@ -31,7 +32,9 @@ mod posix;
 mod readonly;
 mod region;
 mod socket;
+mod staging;
 mod sync;
+mod trial;
 mod uring;
 mod vectored;
 mod whole;

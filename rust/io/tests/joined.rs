@@ -1,17 +1,18 @@
 //! Neighbouring requests that wait together are one call of the disk, and each has its own end.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use tiered_kv_io::{
     Alignment, BlockingEngine, CancelFlag, Disk, DiskOp, FileId, IoDone, IoEngine, IoOp, IoRequest,
-    MemDisk, OnDone, OsThreads, PAGE_BYTES, Priority, ReadBuf, ReadInto, is_cancelled,
+    MemDisk, OnDone, OsThreads, PAGE_BYTES, Priority, ReadBuf, ReadInto, crc32c, is_cancelled,
 };
 use tiered_kv_types::Result;
 
 const PAGE: usize = PAGE_BYTES as usize;
-const PAGES: u64 = 12;
+const PAGES: u64 = 40;
 
 /// A disk that tells of the calls for several ranges.
 struct ToldDisk {
@@ -89,8 +90,8 @@ impl Disk for ToldDisk {
     }
 }
 
-/// An engine of one thread each, whose disk's first operation waits until the test lets it go on;
-/// operations on the page of `bad` fail.
+/// An engine of one thread each, whose disk's next operation waits until the test lets it go on,
+/// where it `holds`; operations on the page of `bad` fail.
 struct Bench {
     disk: Arc<ToldDisk>,
     file: FileId,
@@ -99,6 +100,7 @@ struct Bench {
     begun: Receiver<()>,
     go_on: Sender<()>,
     bad: Arc<Mutex<Option<u64>>>,
+    holds: Arc<AtomicBool>,
 }
 
 fn bench() -> Bench {
@@ -109,23 +111,25 @@ fn bench() -> Bench {
     let (has_begun, begun) = channel();
     let (go_on, may_go_on) = channel();
     let bad = Arc::new(Mutex::new(None));
-    let (broken, mut first) = (Arc::clone(&bad), true);
+    let holds = Arc::new(AtomicBool::new(false));
+    let (broken, held) = (Arc::clone(&bad), Arc::clone(&holds));
     disk.inner.set_fault(Some(Box::new(move |op| {
-        let (DiskOp::ReadAt { offset, .. } | DiskOp::WriteAt { offset, .. }) = op else {
+        let (DiskOp::ReadAt { offset, len, .. } | DiskOp::WriteAt { offset, len, .. }) = op else {
             return None;
         };
-        if std::mem::take(&mut first) {
+        if held.swap(false, Ordering::SeqCst) {
             has_begun.send(()).expect("the test listens");
             may_go_on.recv().expect("the test answers");
         }
-        let fails = *broken.lock().expect("no panic") == Some(offset / PAGE_BYTES);
+        let pages = offset / PAGE_BYTES..(offset + len as u64).div_ceil(PAGE_BYTES);
+        let fails = broken.lock().expect("no panic").is_some_and(|page| pages.contains(&page));
         fails.then(|| io::ErrorKind::StorageFull.into())
     })));
     let (sender, done) = channel();
     let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
     let as_disk: Arc<dyn Disk> = disk.clone();
     let engine = BlockingEngine::new(as_disk, &OsThreads, 1, 1, on_done).expect("threads");
-    Bench { disk, file, engine, done, begun, go_on, bad }
+    Bench { disk, file, engine, done, begun, go_on, bad, holds }
 }
 
 impl Bench {
@@ -149,6 +153,7 @@ impl Bench {
     /// Lets `requests` wait together behind `first`, then all go; how each has ended, by its token.
     fn play(&self, first: IoRequest, requests: Vec<IoRequest>) -> Vec<IoDone> {
         let n = 1 + requests.len();
+        self.holds.store(true, Ordering::SeqCst);
         self.engine.submit(vec![first]);
         self.begun.recv().expect("the first has begun");
         self.engine.submit(requests);
@@ -187,7 +192,7 @@ fn neighbours_are_one_call_and_others_are_not() {
     let writes = [1, 2, 4, 5, 6].map(|page| b.write(page)).into();
     assert!(b.play(b.write(9), writes).iter().all(|done| done.result.is_ok()));
     assert_eq!(b.disk.calls(), [(1, 2), (4, 3)]);
-    let bytes: Vec<u8> = (0..PAGES).map(|page| b.byte(page)).collect();
+    let bytes: Vec<u8> = (0..12).map(|page| b.byte(page)).collect();
     assert_eq!(bytes, [0, 101, 102, 3, 104, 105, 106, 7, 8, 109, 10, 11]);
 }
 
@@ -230,6 +235,67 @@ fn a_cancelled_neighbour_is_left_out() {
     assert!(is_cancelled(err));
     assert_eq!(read_byte(&mut done[1]), 0, "its buffer stays as it was");
     assert_eq!((read_byte(&mut done[0]), read_byte(&mut done[2])), (1, 3));
+}
+
+/// Loads of so many neighbouring pages are large enough for a buffer. Both ways are tried first, so
+/// many times each.
+const LARGE: u64 = 16;
+const TRIED: usize = 6;
+
+#[test]
+fn what_passes_through_a_buffer_has_its_bytes_and_their_checksum() {
+    let b = bench();
+    for round in 0..2 * TRIED {
+        let mut done = b.play(b.read(39), (0..LARGE).map(|page| b.read(page)).collect());
+        let staged = round >= TRIED;
+        let calls: &[(u64, usize)] = if staged { &[] } else { &[(0, LARGE as usize)] };
+        assert_eq!(b.disk.calls(), calls, "round {round}: a buffer needs one range");
+        for done in &mut done {
+            assert!(done.result.is_ok());
+            assert_eq!(u64::from(read_byte(done)), done.token, "round {round}");
+            let expected = crc32c(&[done.token as u8; PAGE]);
+            let known = staged && done.token != 39;
+            assert_eq!(done.crc, known.then_some(expected), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_fault_on_the_way_to_a_buffer_is_the_fault_of_one() {
+    let b = bench();
+    let reads = || (0..LARGE).map(|page| b.read(page)).collect();
+    for _ in 0..TRIED {
+        b.play(b.read(39), reads());
+    }
+    *b.bad.lock().expect("no panic") = Some(3);
+    let mut done = b.play(b.read(39), reads());
+    let failed: Vec<u64> = done.iter().filter(|d| d.result.is_err()).map(|d| d.token).collect();
+    assert_eq!(failed, [3]);
+    let sound = done.iter_mut().filter(|done| done.result.is_ok());
+    assert!(sound.into_iter().all(|done| u64::from(read_byte(done)) == done.token));
+}
+
+#[test]
+fn a_single_large_load_takes_either_way_and_a_larger_one_none() {
+    for (bytes, large) in [(1 << 20, true), (4 << 20, false)] {
+        let disk = Arc::new(MemDisk::new());
+        let file = disk.create("data", bytes as u64).expect("memory");
+        let noise: Vec<u8> = (0..bytes).map(|at| (at * 31 / 7 % 251) as u8).collect();
+        disk.write_at(file, 0, &noise).expect("memory");
+        let (sender, ended) = channel();
+        let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
+        let engine = BlockingEngine::new(disk, &OsThreads, 1, 1, on_done).expect("threads");
+        for round in 0..2 * TRIED {
+            let buf = ReadInto::Bounce(tiered_kv_io::AlignedBuf::new(bytes).expect("memory"));
+            let op = IoOp::Read { file, offset: 0, buf };
+            engine.submit(vec![IoRequest { token: 0, priority: Priority::Load, op, cancel: None }]);
+            let mut done = ended.recv().expect("it ends");
+            let IoOp::Read { buf, .. } = &mut done.op else { panic!("a read") };
+            assert!(buf.as_mut_slice() == noise, "round {round} of {bytes} bytes");
+            let known = large && round >= TRIED;
+            assert_eq!(done.crc, known.then(|| crc32c(&noise)), "round {round} of {bytes} bytes");
+        }
+    }
 }
 
 struct Panics;

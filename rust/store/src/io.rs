@@ -41,6 +41,8 @@ enum Task {
         block: BlockId,
         filling: Filling,
         slots: Vec<Option<SlotMut>>,
+        /// The checksum of each slot, where it came with the bytes.
+        known: SmallVec<[Option<u32>; 1]>,
         crcs: Vec<u32>,
     },
     LoadInto {
@@ -283,7 +285,8 @@ impl IoBridge {
         let parts = slots.len();
         let crcs = reads.iter().map(|read| read.crc).collect();
         let empty = std::iter::repeat_with(|| None).take(parts).collect();
-        let task = Task::Load { block, filling, slots: empty, crcs };
+        let known = smallvec::smallvec![None; parts];
+        let task = Task::Load { block, filling, slots: empty, known, crcs };
         let token = self.track(task, parts);
         for (part, (read, buf)) in reads.into_iter().zip(slots).enumerate() {
             let op = IoOp::Read { file: read.file, offset: read.offset, buf: buf.into() };
@@ -391,10 +394,12 @@ impl IoBridge {
         }
         let mut created = None;
         match (&mut tracked.task, done.op) {
-            (Task::Load { slots, .. }, IoOp::Read { buf: ReadInto::Slot(buf), .. }) => {
-                slots[part] = Some(buf);
+            (Task::Load { slots, known, .. }, IoOp::Read { buf: ReadInto::Slot(buf), .. }) => {
+                (slots[part], known[part]) = (Some(buf), done.crc);
             }
-            (Task::LoadInto { read, .. }, IoOp::Read { buf, .. }) => read.ended(part, buf),
+            (Task::LoadInto { read, .. }, IoOp::Read { buf, .. }) => {
+                read.ended(part, buf, done.crc);
+            }
             (Task::Scrub { slabs, .. }, IoOp::Read { buf: ReadInto::Bounce(buf), .. }) => {
                 slabs[part].0 = Some(buf);
             }
@@ -433,7 +438,7 @@ impl IoBridge {
     ) -> Option<Event> {
         let (drive, ok) = (self.drive, fault.is_none());
         Some(match task {
-            Task::Load { block, filling, slots, crcs } => {
+            Task::Load { block, filling, slots, known, crcs } => {
                 let result = match fault {
                     Some(err) => {
                         // The pages first, then their numbers: a number given back is taken at
@@ -442,7 +447,7 @@ impl IoBridge {
                         drop(filling);
                         Err(load_fault(&err))
                     }
-                    None => verify(filling, slots, &crcs).ok_or(LoadFault::Corrupt),
+                    None => verify(filling, slots, &known, &crcs).ok_or(LoadFault::Corrupt),
                 };
                 Event::LoadDone { block, result }
             }

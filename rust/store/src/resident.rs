@@ -136,8 +136,19 @@ impl Filling {
     }
 
     /// The slots' bytes as they stand, with their checksums computed now.
-    pub(crate) fn fill_in_place(mut self) -> Filled {
-        let crcs = (0..self.slots.len()).map(|i| crc32c(self.slab_mut(i))).collect();
+    pub(crate) fn fill_in_place(self) -> Filled {
+        self.fill_knowing(&[])
+    }
+
+    /// The same, but for slots whose checksums are known already and that have no other bytes than
+    /// a slab's.
+    pub(crate) fn fill_knowing(mut self, known: &[Option<u32>]) -> Filled {
+        let mut crcs = SmallVec::new();
+        for index in 0..self.slots.len() {
+            let whole = self.lens[index] == self.slots[index].len() as u64;
+            let known = known.get(index).copied().flatten().filter(|_| whole);
+            crcs.push(known.unwrap_or_else(|| crc32c(self.slab_mut(index))));
+        }
         self.seal(crcs)
     }
 

@@ -133,7 +133,7 @@ fn memory_of(op: &mut IoOp) -> io::Result<Memory> {
 
 /// The answer to a request.
 pub(super) fn ended(request: IoRequest, result: io::Result<()>) -> IoDone {
-    IoDone { token: request.token, op: request.op, result }
+    IoDone::new(request.token, request.op, result)
 }
 
 impl RingOp {
@@ -207,6 +207,6 @@ impl RingOp {
 
     /// Gives the buffers back. Only after the kernel's last completion.
     pub(super) fn end(self, result: io::Result<()>) -> IoDone {
-        IoDone { token: self.token, op: self.op, result }
+        IoDone::new(self.token, self.op, result)
     }
 }

@@ -20,14 +20,16 @@ pub(super) fn commit(token: u64, op: IoOp) -> IoRequest {
     IoRequest { token, priority: Priority::Commit, op, cancel: None }
 }
 
-/// Puts the slots back and checks every slab against the checksum that it was stored with.
+/// Puts the slots back and checks every slab against the checksum that it was stored with. Of slots
+/// whose checksums are `known` these count.
 pub(crate) fn verify(
     mut filling: Filling,
     slots: Vec<Option<SlotMut>>,
+    known: &[Option<u32>],
     crcs: &[u32],
 ) -> Option<Filled> {
     filling.restore_slots(slots.into_iter().collect::<Option<_>>()?);
-    let filled = filling.fill_in_place();
+    let filled = filling.fill_knowing(known);
     (filled.crcs() == crcs).then_some(filled)
 }
 

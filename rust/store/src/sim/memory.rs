@@ -5,7 +5,7 @@ use super::world::{Call, World};
 use crate::direct::DirectRead;
 use crate::machine::{Command, LoadFault, OpId, SlabRead};
 use std::sync::Arc;
-use tiered_kv_io::{AlignedBuf, CancelFlag, Region, RegionSlot};
+use tiered_kv_io::{AlignedBuf, CancelFlag, Region, RegionSlot, crc32c};
 use tiered_kv_types::KvLayout;
 
 /// The caller's memory for one block of a get.
@@ -66,6 +66,7 @@ impl World {
         let (mut read, pieces) = DirectRead::new(slot, reads).expect("memory for a few pages");
         let flips = fails && self.draw(2) == 0;
         for (number, mut piece) in pieces.into_iter().enumerate() {
+            let mut crc = None;
             if !cancel.is_set() {
                 let bytes = piece.into.as_mut_slice();
                 self.read(drive, piece.file, piece.offset, bytes, fails && !flips);
@@ -73,8 +74,10 @@ impl World {
                     bytes[0] ^= 1;
                     self.struck(Fault::Flipped, || "on its way".into());
                 }
+                // As the blocking backend tells it.
+                crc = Some(crc32c(piece.into.as_mut_slice()));
             }
-            read.ended(number, piece.into);
+            read.ended(number, piece.into, crc);
         }
         read.finish(match (cancel.is_set(), fails && !flips) {
             (true, _) => Err(LoadFault::Cancelled),

@@ -43,7 +43,7 @@ impl World {
                 }
                 let crcs: Vec<u32> = reads.iter().map(|r| r.crc).collect();
                 let slots = slots.into_iter().map(Some).collect();
-                let checked = verify(into, slots, &crcs).ok_or(LoadFault::Corrupt);
+                let checked = verify(into, slots, &[], &crcs).ok_or(LoadFault::Corrupt);
                 let result = if fails { Err(LoadFault::Io) } else { checked };
                 Event::LoadDone { block, result }
             }

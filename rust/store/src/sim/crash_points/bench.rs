@@ -311,7 +311,7 @@ impl Bench {
                 }
                 let crcs: Vec<u32> = reads.iter().map(|r| r.crc).collect();
                 let slots = slots.into_iter().map(Some).collect();
-                let result = verify(into, slots, &crcs).ok_or(LoadFault::Corrupt);
+                let result = verify(into, slots, &[], &crcs).ok_or(LoadFault::Corrupt);
                 Event::LoadDone { block, result }
             }
             write => self.write(write),
