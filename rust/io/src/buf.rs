@@ -1,18 +1,13 @@
 //! Page-aligned heap memory, and what a write may own.
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use tiered_kv_types::{Error, ErrorKind, Result};
 
 use crate::PAGE_BYTES;
 use crate::arena::Slot;
-use crate::mapping::HUGE_BYTES;
-use crate::memory::prefer_huge_pages;
-
-const OP: &str = "allocate buffer";
 
 /// A page-aligned, zeroed heap buffer of whole pages.
 pub struct AlignedBuf {
@@ -31,27 +26,20 @@ impl AlignedBuf {
     /// # Errors
     /// `InvalidArgument` where `len` is zero or no multiple of a page, `NoSpace` without memory.
     pub fn new(len: usize) -> Result<Self> {
-        let layout = layout(len, PAGE_BYTES as usize)?;
+        const OP: &str = "allocate buffer";
+        let page = PAGE_BYTES as usize;
+        if len == 0 || !len.is_multiple_of(page) {
+            let context = format!("len {len}: give a positive multiple of {page} bytes");
+            return Err(Error::new(ErrorKind::InvalidArgument, OP, context));
+        }
+        let layout = Layout::from_size_align(len, page).map_err(|err| {
+            Error::new(ErrorKind::InvalidArgument, OP, format!("len {len} is too large"))
+                .with_source(err)
+        })?;
         // SAFETY: the layout has a size above zero, as checked.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| no_memory(len))?;
-        Ok(Self { start, layout })
-    }
-
-    /// The same, on huge pages where the machine gives them.
-    ///
-    /// # Errors
-    /// As [`AlignedBuf::new`], with a huge page for a page.
-    pub(crate) fn on_huge_pages(len: usize) -> Result<Self> {
-        let layout = layout(len, HUGE_BYTES)?;
-        // SAFETY: the layout has a size above zero, as checked.
-        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(|| no_memory(len))?;
-        // SAFETY: the allocation has this many bytes, and nobody else has it yet.
-        let fresh = unsafe {
-            std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), len)
-        };
-        // Before it is touched: the first touch decides.
-        prefer_huge_pages(fresh);
-        fresh.fill(MaybeUninit::new(0));
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, OP, format!("no memory for {len} bytes"))
+        })?;
         Ok(Self { start, layout })
     }
 
@@ -66,21 +54,6 @@ impl AlignedBuf {
         // SAFETY: as in `as_slice`, and the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
     }
-}
-
-fn layout(len: usize, unit: usize) -> Result<Layout> {
-    if len == 0 || !len.is_multiple_of(unit) {
-        let context = format!("len {len}: give a positive multiple of {unit} bytes");
-        return Err(Error::new(ErrorKind::InvalidArgument, OP, context));
-    }
-    Layout::from_size_align(len, unit).map_err(|err| {
-        Error::new(ErrorKind::InvalidArgument, OP, format!("len {len} is too large"))
-            .with_source(err)
-    })
-}
-
-fn no_memory(len: usize) -> Error {
-    Error::new(ErrorKind::NoSpace, OP, format!("no memory for {len} bytes"))
 }
 
 impl Drop for AlignedBuf {
@@ -134,16 +107,6 @@ mod tests {
         assert!(buf.as_slice().iter().all(|&byte| byte == 0));
         buf.as_mut_slice()[12_287] = 7;
         assert_eq!(buf.as_slice()[12_287], 7);
-    }
-
-    #[test]
-    fn a_buffer_on_huge_pages_begins_on_one_and_is_zeroed() {
-        let mut buf = AlignedBuf::on_huge_pages(2 * HUGE_BYTES).expect("memory for two");
-        assert!(buf.as_slice().as_ptr().addr().is_multiple_of(HUGE_BYTES));
-        assert!(buf.as_slice().iter().all(|&byte| byte == 0));
-        buf.as_mut_slice()[2 * HUGE_BYTES - 1] = 7;
-        let err = AlignedBuf::on_huge_pages(PAGE_BYTES as usize).expect_err("no huge page");
-        assert_eq!(err.kind(), ErrorKind::InvalidArgument);
     }
 
     #[test]

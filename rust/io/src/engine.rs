@@ -79,6 +79,12 @@ pub struct IoRequest {
     pub cancel: Option<CancelFlag>,
 }
 
+impl IoRequest {
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.cancel.as_ref().is_some_and(CancelFlag::is_set)
+    }
+}
+
 /// The error of a request that was dropped before the device had it.
 #[derive(Debug)]
 struct Cancelled;
@@ -302,7 +308,7 @@ impl Shared {
 
     /// Answers a request that nobody wants any more.
     pub(crate) fn drop_cancelled(request: IoRequest) -> std::result::Result<IoRequest, IoDone> {
-        if !request.cancel.as_ref().is_some_and(CancelFlag::is_set) {
+        if request.is_wanted() {
             return Ok(request);
         }
         let IoRequest { token, op, .. } = request;

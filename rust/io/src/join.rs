@@ -3,13 +3,12 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::cancel::CancelFlag;
 use crate::disk::{Disk, FileId};
 use crate::engine::{IoOp, IoRequest};
 
 /// Most bytes that one call reads: enough that the time between two calls counts for little.
-const READ_BYTES: u64 = 2 << 20;
-/// Most bytes that one call writes: nobody waits for any of them before all are durable.
+pub(crate) const READ_BYTES: u64 = 2 << 20;
+/// Most bytes that one call writes: a group's headers wait for all of its payloads.
 const WRITTEN_BYTES: u64 = 8 << 20;
 /// Most requests of one call; well below what the operating system takes.
 const JOINED: usize = 64;
@@ -62,8 +61,7 @@ pub(crate) fn joins(taken: &[Queued], next: &Queued) -> bool {
 /// Performs neighbouring requests by one call. Where this is not to be had, or has failed, nothing
 /// is said about any of them, and each is to be performed by itself.
 pub(crate) fn perform_joined(disk: &dyn Disk, requests: &mut [IoRequest]) -> bool {
-    let wanted = |r: &IoRequest| !r.cancel.as_ref().is_some_and(CancelFlag::is_set);
-    if requests.len() < 2 || !requests.iter().all(wanted) {
+    if requests.len() < 2 || !requests.iter().all(IoRequest::is_wanted) {
         return false;
     }
     let join = || match requests.first().map(|request| &request.op) {

@@ -1,6 +1,5 @@
 //! The loads of the blocking backend: threads that read, and threads that take over what was read.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,18 +7,23 @@ use std::time::Instant;
 
 use tiered_kv_types::Result;
 
-use crate::cancel::CancelFlag;
 use crate::checksum::copy_checked;
 use crate::clock::Threads;
 use crate::engine::{IoDone, IoOp, IoRequest, Shared};
-use crate::join::{Queued, joins};
+use crate::join::{Queued, READ_BYTES, joins};
 use crate::pool::Workers;
-use crate::staging::{Lent, STAGED_BYTES, Staged, Staging};
+use crate::region::ReadInto;
+use crate::staging::{STAGED_BYTES, Staged, Staging};
 use crate::trial::{Trial, Way};
 
 /// From this many bytes on a load may pass through a buffer, and is handled by another thread where
 /// more loads wait: the drive reads the next one while its checksum is computed.
 const HANDED_OVER_BYTES: usize = 64 << 10;
+
+/// Buffers of a drive, however many threads it has: 32 MiB, of which a cache has room for some.
+const MOST_BUFFERS: usize = 16;
+
+const _: () = assert!(READ_BYTES as usize <= STAGED_BYTES, "what one call reads fits in a buffer");
 
 /// Threads that read, those that handle what was read, and what they have in common.
 pub(crate) struct Loads {
@@ -43,8 +47,8 @@ impl Loads {
             shared,
             waiting: Arc::clone(&waiting),
             handlers: Arc::clone(&handlers),
-            // One for each thread, and one more for each pair of them: to go on with.
-            staging: Staging::new(n + 2 * others),
+            // One for each thread that reads, and two for each that handles what was read.
+            staging: Staging::new((n + 2 * others).min(MOST_BUFFERS)),
             trial: Trial::new(HANDED_OVER_BYTES),
         };
         let read = Arc::new(move |queued| reader.serve(queued));
@@ -130,34 +134,26 @@ impl Reader {
         let n = queued.len();
         let more = self.waiting.fetch_sub(n, Ordering::Relaxed) > n;
         let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
-        let ranges = ranges(&mut requests);
-        let bytes = ranges.last().map_or(0, |range| range.end);
-        let large = (HANDED_OVER_BYTES..=STAGED_BYTES).contains(&bytes);
-        let way = if large { self.trial.choose(bytes) } else { Way::Direct };
-        // A buffer that is made now, for the first time, takes longer than the read.
-        let lent = if way == Way::Staged { self.staging.take() } else { None };
+        let bytes = bytes_to_stage(&mut requests);
+        let way = bytes.map_or(Way::Direct, |bytes| self.trial.choose(bytes));
+        let staged = match (way, bytes) {
+            (Way::Staged, Some(bytes)) => self.stage(&mut requests, bytes),
+            _ => Vec::new(),
+        };
+        let mut staged = staged.into_iter();
         let begin = Instant::now();
-        let took = |way| {
-            if large {
-                self.trial.took(way, bytes, begin.elapsed())
+        let joined = staged.len() > 0 || self.shared.join(&mut requests);
+        let direct = |joined: bool| {
+            if let Some(bytes) = bytes.filter(|_| joined) {
+                self.trial.took(Way::Direct, bytes, begin.elapsed());
             }
         };
-        let mut staged = Vec::new();
-        if let Some(lent) = lent {
-            staged = self.stage(lent, &requests, ranges).unwrap_or_default();
-        }
-        let joined = !staged.is_empty() || self.shared.join(&mut requests);
-        if joined {
-            took(if staged.is_empty() { Way::Direct } else { Way::Staged });
-        }
-        let mut staged = staged.into_iter();
+        direct(joined && staged.len() == 0);
         // Of what was read at once this thread handles a half, if nothing more waits.
         let others = if joined { n / 2 } else { n - 1 };
         for (at, request) in requests.into_iter().enumerate() {
             let done = self.shared.end(request, joined);
-            if n == 1 && !joined && done.result.is_ok() {
-                took(Way::Direct);
-            }
+            direct(n == 1 && !joined && done.result.is_ok());
             let mut read = Read { done, staged: staged.next() };
             let gives = more || at < others;
             if !gives || read.bytes() < HANDED_OVER_BYTES {
@@ -168,38 +164,46 @@ impl Reader {
         }
     }
 
-    /// Reads neighbouring ranges by one call into a buffer. Where this is not to be had, or has
-    /// failed, nothing is said about any of them.
-    fn stage(
-        &self,
-        mut lent: Lent,
-        requests: &[IoRequest],
-        ranges: Vec<Range<usize>>,
-    ) -> Option<Vec<Staged>> {
-        let bytes = ranges.last()?.end;
-        let &IoOp::Read { file, offset, .. } = &requests.first()?.op else { return None };
+    /// Reads neighbouring ranges by one call into a buffer. Where none is to be had, or the call
+    /// has failed, nothing is said about any of them.
+    fn stage(&self, requests: &mut [IoRequest], bytes: usize) -> Vec<Staged> {
+        let first = requests.first().map(|request| &request.op);
+        let Some(&IoOp::Read { file, offset, .. }) = first else { return Vec::new() };
+        let Some(mut lent) = self.staging.take() else { return Vec::new() };
+        let begin = Instant::now();
         let read = || self.shared.disk.read_at(file, offset, &mut lent.as_mut_slice()[..bytes]);
         // A disk that panics does so again, contained, when each is read by itself.
-        catch_unwind(AssertUnwindSafe(read)).ok()?.ok()?;
+        if !catch_unwind(AssertUnwindSafe(read)).is_ok_and(|read| read.is_ok()) {
+            return Vec::new();
+        }
+        self.trial.took(Way::Staged, bytes, begin.elapsed());
         let lent = Arc::new(lent);
-        Some(ranges.into_iter().map(|range| Staged { lent: Arc::clone(&lent), range }).collect())
+        let mut end = 0;
+        let part = |request: &mut IoRequest| {
+            let begin = end;
+            end += stageable(request).unwrap_or(0);
+            Staged { lent: Arc::clone(&lent), range: begin..end }
+        };
+        requests.iter_mut().map(part).collect()
     }
 }
 
-/// What each request has of the bytes that all of them read; none where one of them is not wanted
-/// any more.
-fn ranges(requests: &mut [IoRequest]) -> Vec<Range<usize>> {
-    let mut ranges = Vec::with_capacity(requests.len());
-    let mut end = 0;
-    for request in requests {
-        let wanted = !request.cancel.as_ref().is_some_and(CancelFlag::is_set);
-        let IoOp::Read { buf, .. } = &mut request.op else { return Vec::new() };
-        if !wanted {
-            return Vec::new();
-        }
-        let begin = end;
-        end += buf.as_mut_slice().len();
-        ranges.push(begin..end);
+/// Bytes that loads which were taken together read; none where they cannot pass through a buffer,
+/// or are not of a size for which this is of use.
+fn bytes_to_stage(requests: &mut [IoRequest]) -> Option<usize> {
+    let bytes = requests.iter_mut().map(stageable).sum::<Option<usize>>()?;
+    (HANDED_OVER_BYTES..=STAGED_BYTES).contains(&bytes).then_some(bytes)
+}
+
+/// Bytes that a load reads, if somebody wants it. What is read into pages of its own is copied
+/// already.
+fn stageable(request: &mut IoRequest) -> Option<usize> {
+    if !request.is_wanted() {
+        return None;
     }
-    ranges
+    match &mut request.op {
+        IoOp::Read { buf: ReadInto::Bounce(_), .. } => None,
+        IoOp::Read { buf, .. } => Some(buf.as_mut_slice().len()),
+        _ => None,
+    }
 }

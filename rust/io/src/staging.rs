@@ -10,70 +10,58 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::buf::AlignedBuf;
+use crate::arena::{Arena, ArenaConfig, SlotMut};
 use crate::mapping::HUGE_BYTES;
 
-/// Bytes of a buffer: those of one joined call, and of a huge page.
+/// Bytes of a buffer: those of one call that reads, and of a huge page.
 pub(crate) const STAGED_BYTES: usize = HUGE_BYTES;
 
 /// Buffers to be lent.
 pub(crate) struct Staging {
-    state: Mutex<State>,
-}
-
-struct State {
     /// The last one given back is the next to be taken.
-    free: Vec<AlignedBuf>,
-    /// Buffers still to be made.
-    left: usize,
+    free: Mutex<Vec<SlotMut>>,
 }
 
 impl Staging {
-    /// At most `most` buffers, each made when it is first needed.
-    pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State { free: Vec::new(), left: most }) })
+    /// `n` buffers: memory like that of blocks, had now and kept out of dumps and children. None
+    /// where it is not to be had, which costs speed only.
+    pub(crate) fn new(n: usize) -> Arc<Self> {
+        let bytes = STAGED_BYTES as u64;
+        let arena = Arena::new(ArenaConfig::new(n as u64 * bytes));
+        let free = match arena {
+            Ok(arena) => (0..n as u64).filter_map(|at| arena.take(at * bytes, bytes)).collect(),
+            Err(err) => {
+                tracing::debug!(%err, "loads go without buffers");
+                Vec::new()
+            }
+        };
+        Arc::new(Self { free: Mutex::new(free) })
     }
 
-    /// A buffer; `None` where all are lent, or there is no memory for one.
+    /// A buffer; `None` where all are lent.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Lent> {
-        let mut state = self.state.lock();
-        let free = state.free.pop();
-        if free.is_none() {
-            state.left = state.left.checked_sub(1)?;
-        }
-        drop(state);
-        let buf = free.or_else(|| {
-            let made = AlignedBuf::on_huge_pages(STAGED_BYTES).ok();
-            if made.is_none() {
-                self.state.lock().left += 1;
-            }
-            made
-        });
-        buf.map(|buf| Lent { buf: Some(buf), home: Arc::clone(self) })
+        let buf = self.free.lock().pop()?;
+        Some(Lent { buf: Some(buf), home: Arc::clone(self) })
     }
 }
 
 /// A buffer that goes back when it is dropped.
 pub(crate) struct Lent {
     /// There until the drop.
-    buf: Option<AlignedBuf>,
+    buf: Option<SlotMut>,
     home: Arc<Staging>,
 }
 
 impl Lent {
     /// The bytes, to be written.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.buf.as_mut().map_or(&mut [], AlignedBuf::as_mut_slice)
-    }
-
-    fn as_slice(&self) -> &[u8] {
-        self.buf.as_ref().map_or(&[], AlignedBuf::as_slice)
+        self.buf.as_mut().map_or(&mut [], SlotMut::as_mut_slice)
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.home.state.lock().free.extend(self.buf.take());
+        self.home.free.lock().extend(self.buf.take());
     }
 }
 
@@ -86,7 +74,8 @@ pub(crate) struct Staged {
 impl Staged {
     /// The bytes that were read.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        &self.lent.as_slice()[self.range.clone()]
+        let bytes: &[u8] = self.lent.buf.as_ref().map_or(&[], |buf| buf.as_slice());
+        &bytes[self.range.clone()]
     }
 }
 
@@ -106,6 +95,11 @@ mod tests {
         drop(first);
         let mut again = staging.take().expect("both are back");
         assert_eq!(again.as_mut_slice().as_ptr(), address, "the last that came back");
-        assert!(staging.take().is_some() && staging.take().is_some());
+        assert!(staging.take().is_some());
+    }
+
+    #[test]
+    fn without_memory_there_are_no_buffers() {
+        assert!(Staging::new(1 << 26).take().is_none(), "128 TiB");
     }
 }

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Reads that go each way at the beginning of a period.
-const TRIED: u32 = 6;
+/// Reads that go one way before as many go the other: under way at a time, they are of one way.
+const IN_A_ROW: u32 = 4;
+/// Reads of a period that are tried, the half of them each way.
+const TRIED: u32 = 4 * IN_A_ROW;
 /// Reads of a period; all but those that are tried go the faster way.
 const PERIOD: u32 = 192;
-/// What the last read counts for.
-const WEIGHT: f64 = 0.25;
-/// What a buffer has to save, since it costs a copy.
-const WORTH: f64 = 0.95;
+/// What a buffer has to save, so that a little less on one side does not decide.
+const WORTH: f64 = 0.9;
 /// Reads of a size are compared with each other: one class for each power of two.
-const CLASSES: usize = 8;
+const CLASSES: usize = 6;
 
 /// How a read goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +36,13 @@ pub(crate) struct Trial {
 
 #[derive(Default)]
 struct Class {
+    /// Reads begun in this period.
     begun: u32,
-    /// Mean nanoseconds a byte, once there is one.
-    direct: Option<f64>,
-    staged: Option<f64>,
+    /// Nanoseconds a byte of those that are tried.
+    direct: Vec<f64>,
+    staged: Vec<f64>,
+    /// What came out of the trial.
+    staging: bool,
 }
 
 impl Trial {
@@ -57,23 +60,38 @@ impl Trial {
         let mut class = self.class(bytes).lock();
         let at = class.begun;
         class.begun = (at + 1) % PERIOD;
-        match (at / TRIED, class.direct, class.staged) {
-            (1, ..) => Way::Staged,
-            (2.., Some(direct), Some(staged)) if staged < WORTH * direct => Way::Staged,
-            _ => Way::Direct,
+        if at == TRIED {
+            class.decide();
         }
+        let staged = if at < TRIED { at / IN_A_ROW % 2 == 1 } else { class.staging };
+        if staged { Way::Staged } else { Way::Direct }
     }
 
     /// A read took so long.
     pub(crate) fn took(&self, way: Way, bytes: usize, time: Duration) {
-        let nanos = time.as_nanos() as f64 / bytes.max(1) as f64;
         let mut class = self.class(bytes).lock();
-        let mean = match way {
-            Way::Direct => &mut class.direct,
-            Way::Staged => &mut class.staged,
-        };
-        *mean = Some(mean.map_or(nanos, |mean| mean + WEIGHT * (nanos - mean)));
+        if class.begun <= TRIED {
+            let seen = if way == Way::Direct { &mut class.direct } else { &mut class.staged };
+            seen.push(time.as_nanos() as f64 / bytes.max(1) as f64);
+        }
     }
+}
+
+impl Class {
+    /// By the medians, which a read that was interrupted does not move; without one of both, as
+    /// before.
+    fn decide(&mut self) {
+        if let (Some(direct), Some(staged)) = (median(&mut self.direct), median(&mut self.staged)) {
+            self.staging = staged < WORTH * direct;
+        }
+        self.direct.clear();
+        self.staged.clear();
+    }
+}
+
+fn median(seen: &mut [f64]) -> Option<f64> {
+    seen.sort_unstable_by(f64::total_cmp);
+    seen.get(seen.len() / 2).copied()
 }
 
 #[cfg(test)]
@@ -82,42 +100,62 @@ mod tests {
 
     const BYTES: usize = 1 << 20;
 
-    /// The ways of a whole period, where a read takes as long as said.
-    fn period(trial: &Trial, bytes: usize, direct: u64, staged: u64) -> Vec<Way> {
-        let read = |_| {
+    /// How many reads of a whole period pass through a buffer, where one takes as long as said.
+    fn staged(trial: &Trial, bytes: usize, time: impl Fn(Way, u32) -> u64) -> u32 {
+        let read = |at| {
             let way = trial.choose(bytes);
-            let nanos = if way == Way::Direct { direct } else { staged };
-            trial.took(way, bytes, Duration::from_nanos(nanos));
-            way
+            trial.took(way, bytes, Duration::from_nanos(time(way, at)));
+            u32::from(way == Way::Staged)
         };
-        (0..PERIOD).map(read).collect()
+        (0..PERIOD).map(read).sum()
     }
 
-    fn staged(ways: &[Way]) -> u32 {
-        ways.iter().filter(|way| **way == Way::Staged).count() as u32
+    fn takes(direct: u64, staged: u64) -> impl Fn(Way, u32) -> u64 {
+        move |way, _| if way == Way::Direct { direct } else { staged }
     }
 
     #[test]
     fn the_faster_way_is_gone_and_the_other_one_is_tried_again() {
         let trial = Trial::new(64 << 10);
-        assert_eq!(staged(&period(&trial, BYTES, 400, 300)), PERIOD - TRIED);
+        assert_eq!(staged(&trial, BYTES, takes(400, 300)), PERIOD - TRIED / 2);
         // The host has moved a thread.
-        assert_eq!(staged(&period(&trial, BYTES, 400, 600)), TRIED);
-        assert_eq!(staged(&period(&trial, BYTES, 400, 300)), PERIOD - TRIED);
+        assert_eq!(staged(&trial, BYTES, takes(400, 600)), TRIED / 2);
+        assert_eq!(staged(&trial, BYTES, takes(400, 300)), PERIOD - TRIED / 2);
     }
 
     #[test]
-    fn a_buffer_that_saves_nothing_is_left_alone() {
+    fn a_buffer_that_saves_next_to_nothing_is_left_alone() {
         let trial = Trial::new(64 << 10);
-        assert_eq!(staged(&period(&trial, BYTES, 400, 395)), TRIED);
+        assert_eq!(staged(&trial, BYTES, takes(400, 380)), TRIED / 2);
+    }
+
+    #[test]
+    fn reads_that_were_interrupted_decide_nothing() {
+        let trial = Trial::new(64 << 10);
+        let interrupted = |way, at| match (way, at) {
+            (Way::Direct, 0..3) => 100_000,
+            (Way::Direct, _) => 400,
+            (Way::Staged, _) => 500,
+        };
+        assert_eq!(staged(&trial, BYTES, interrupted), TRIED / 2);
     }
 
     #[test]
     fn small_reads_say_nothing_of_large_ones() {
         let trial = Trial::new(64 << 10);
-        period(&trial, 64 << 10, 100, 300);
-        assert_eq!(staged(&period(&trial, BYTES, 400, 300)), PERIOD - TRIED);
-        assert_eq!(staged(&period(&trial, 64 << 10, 100, 300)), TRIED);
+        staged(&trial, 64 << 10, takes(100, 300));
+        assert_eq!(staged(&trial, BYTES, takes(400, 300)), PERIOD - TRIED / 2);
+        assert_eq!(staged(&trial, 64 << 10, takes(100, 300)), TRIED / 2);
         assert_eq!(trial.choose(usize::MAX), Way::Direct, "the last class is open");
+    }
+
+    #[test]
+    fn where_no_buffer_was_to_be_had_nothing_changes() {
+        let trial = Trial::new(64 << 10);
+        for _ in 0..=TRIED {
+            trial.choose(BYTES);
+            trial.took(Way::Direct, BYTES, Duration::from_nanos(400));
+        }
+        assert_eq!(trial.choose(BYTES), Way::Direct);
     }
 }

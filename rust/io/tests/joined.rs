@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use tiered_kv_io::{
     Alignment, BlockingEngine, CancelFlag, Disk, DiskOp, FileId, IoDone, IoEngine, IoOp, IoRequest,
-    MemDisk, OnDone, OsThreads, PAGE_BYTES, Priority, ReadBuf, ReadInto, crc32c, is_cancelled,
+    MemDisk, OnDone, OsThreads, PAGE_BYTES, Priority, ReadBuf, ReadInto, Region, crc32c,
+    is_cancelled,
 };
 use tiered_kv_types::Result;
 
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: u64 = 40;
+const PANICS: u64 = 1000;
 
 /// A disk that tells of the calls for several ranges.
 struct ToldDisk {
@@ -91,7 +93,7 @@ impl Disk for ToldDisk {
 }
 
 /// An engine of one thread each, whose disk's next operation waits until the test lets it go on,
-/// where it `holds`; operations on the page of `bad` fail.
+/// where it `holds`; operations on the page of `bad` fail, or panic where it is beyond `PANICS`.
 struct Bench {
     disk: Arc<ToldDisk>,
     file: FileId,
@@ -122,7 +124,10 @@ fn bench() -> Bench {
             may_go_on.recv().expect("the test answers");
         }
         let pages = offset / PAGE_BYTES..(offset + len as u64).div_ceil(PAGE_BYTES);
-        let fails = broken.lock().expect("no panic").is_some_and(|page| pages.contains(&page));
+        let bad: Option<u64> = *broken.lock().expect("no panic");
+        let panics = bad.and_then(|page| page.checked_sub(PANICS));
+        assert!(!panics.is_some_and(|page| pages.contains(&page)), "a defect in a disk");
+        let fails = bad.is_some_and(|page| pages.contains(&page));
         fails.then(|| io::ErrorKind::StorageFull.into())
     })));
     let (sender, done) = channel();
@@ -237,17 +242,40 @@ fn a_cancelled_neighbour_is_left_out() {
     assert_eq!((read_byte(&mut done[0]), read_byte(&mut done[2])), (1, 3));
 }
 
-/// Loads of so many neighbouring pages are large enough for a buffer. Both ways are tried first, so
-/// many times each.
+/// Loads of so many neighbouring pages are large enough for a buffer.
 const LARGE: u64 = 16;
-const TRIED: usize = 6;
+/// Both ways are tried in turns, so many reads of one and as many of the other.
+const IN_A_ROW: usize = 4;
+
+/// Neighbouring loads into memory of a caller's.
+fn neighbours(b: &Bench) -> Vec<IoRequest> {
+    let memory = tiered_kv_io::AlignedBuf::new(LARGE as usize * PAGE).expect("memory");
+    let region = Region::new(memory, PAGE, PAGE).expect("whole pages");
+    let load = |page: u64| {
+        let slot = region.claim(page as usize).expect("free");
+        let (_, mut parts) = slot.cut(std::slice::from_ref(&(0..PAGE)));
+        let (file, offset, buf) = (b.file, page * PAGE_BYTES, ReadInto::Region(parts.remove(0)));
+        b.request(page, Priority::Load, IoOp::Read { file, offset, buf })
+    };
+    (0..LARGE).map(load).collect()
+}
+
+/// A bench whose next neighbouring loads pass through a buffer.
+fn staging() -> Bench {
+    let b = bench();
+    for _ in 0..IN_A_ROW {
+        b.play(b.read(39), neighbours(&b));
+    }
+    assert_eq!(b.disk.calls(), [(0, LARGE as usize); IN_A_ROW]);
+    b
+}
 
 #[test]
 fn what_passes_through_a_buffer_has_its_bytes_and_their_checksum() {
-    let b = bench();
-    for round in 0..2 * TRIED {
-        let mut done = b.play(b.read(39), (0..LARGE).map(|page| b.read(page)).collect());
-        let staged = round >= TRIED;
+    let b = staging();
+    for round in 0..2 * IN_A_ROW {
+        let mut done = b.play(b.read(39), neighbours(&b));
+        let staged = round < IN_A_ROW;
         let calls: &[(u64, usize)] = if staged { &[] } else { &[(0, LARGE as usize)] };
         assert_eq!(b.disk.calls(), calls, "round {round}: a buffer needs one range");
         for done in &mut done {
@@ -262,13 +290,9 @@ fn what_passes_through_a_buffer_has_its_bytes_and_their_checksum() {
 
 #[test]
 fn a_fault_on_the_way_to_a_buffer_is_the_fault_of_one() {
-    let b = bench();
-    let reads = || (0..LARGE).map(|page| b.read(page)).collect();
-    for _ in 0..TRIED {
-        b.play(b.read(39), reads());
-    }
+    let b = staging();
     *b.bad.lock().expect("no panic") = Some(3);
-    let mut done = b.play(b.read(39), reads());
+    let mut done = b.play(b.read(39), neighbours(&b));
     let failed: Vec<u64> = done.iter().filter(|d| d.result.is_err()).map(|d| d.token).collect();
     assert_eq!(failed, [3]);
     let sound = done.iter_mut().filter(|done| done.result.is_ok());
@@ -276,26 +300,105 @@ fn a_fault_on_the_way_to_a_buffer_is_the_fault_of_one() {
 }
 
 #[test]
+fn a_load_that_nobody_wants_goes_through_no_buffer() {
+    let b = staging();
+    let mut loads = neighbours(&b);
+    let flag = CancelFlag::default();
+    flag.set(true);
+    loads[2].cancel = Some(flag);
+    let mut done = b.play(b.read(39), loads);
+    assert!(is_cancelled(done[2].result.as_ref().expect_err("nobody wants it")));
+    assert_eq!(read_byte(&mut done[2]), 0, "its memory stays as it was");
+    assert!(done.iter().all(|done| done.crc.is_none()), "each is read by itself");
+}
+
+#[test]
+fn a_disk_that_panics_on_the_way_to_a_buffer_loses_no_load() {
+    let b = staging();
+    *b.bad.lock().expect("no panic") = Some(PANICS + 3);
+    let done = b.play(b.read(39), neighbours(&b));
+    let failed: Vec<u64> = done.iter().filter(|d| d.result.is_err()).map(|d| d.token).collect();
+    assert_eq!(failed, [3]);
+    b.engine.close();
+    assert_eq!(b.engine.in_flight(), 0);
+}
+
+/// An engine of one thread on a disk with `bytes` of noise, which tells of each call that reads.
+fn noisy(bytes: usize, on_done: OnDone, read: &Sender<()>) -> (BlockingEngine, FileId, Vec<u8>) {
+    let disk = Arc::new(MemDisk::new());
+    let file = disk.create("data", bytes as u64).expect("memory");
+    let noise: Vec<u8> = (0..bytes).map(|at| (at * 31 / 7 % 251) as u8).collect();
+    disk.write_at(file, 0, &noise).expect("memory");
+    let read = read.clone();
+    disk.set_fault(Some(Box::new(move |op| {
+        if matches!(op, DiskOp::ReadAt { .. }) {
+            // The test may not care.
+            _ = read.send(());
+        }
+        None
+    })));
+    (BlockingEngine::new(disk, &OsThreads, 1, 1, on_done).expect("threads"), file, noise)
+}
+
+/// A load into memory of its own.
+fn load(file: FileId, offset: u64, bytes: usize) -> IoRequest {
+    let memory = tiered_kv_io::AlignedBuf::new(bytes).expect("memory");
+    let slot = Region::new(memory, bytes, bytes).expect("one slot").claim(0).expect("free");
+    let (_, mut parts) = slot.cut(std::slice::from_ref(&(0..bytes)));
+    let op = IoOp::Read { file, offset, buf: ReadInto::Region(parts.remove(0)) };
+    IoRequest { token: offset, priority: Priority::Load, op, cancel: None }
+}
+
+#[test]
 fn a_single_large_load_takes_either_way_and_a_larger_one_none() {
     for (bytes, large) in [(1 << 20, true), (4 << 20, false)] {
-        let disk = Arc::new(MemDisk::new());
-        let file = disk.create("data", bytes as u64).expect("memory");
-        let noise: Vec<u8> = (0..bytes).map(|at| (at * 31 / 7 % 251) as u8).collect();
-        disk.write_at(file, 0, &noise).expect("memory");
         let (sender, ended) = channel();
         let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
-        let engine = BlockingEngine::new(disk, &OsThreads, 1, 1, on_done).expect("threads");
-        for round in 0..2 * TRIED {
-            let buf = ReadInto::Bounce(tiered_kv_io::AlignedBuf::new(bytes).expect("memory"));
-            let op = IoOp::Read { file, offset: 0, buf };
-            engine.submit(vec![IoRequest { token: 0, priority: Priority::Load, op, cancel: None }]);
+        let (engine, file, noise) = noisy(bytes, on_done, &channel().0);
+        for round in 0..2 * IN_A_ROW {
+            engine.submit(vec![load(file, 0, bytes)]);
             let mut done = ended.recv().expect("it ends");
             let IoOp::Read { buf, .. } = &mut done.op else { panic!("a read") };
             assert!(buf.as_mut_slice() == noise, "round {round} of {bytes} bytes");
-            let known = large && round >= TRIED;
+            let known = large && round >= IN_A_ROW;
             assert_eq!(done.crc, known.then(|| crc32c(&noise)), "round {round} of {bytes} bytes");
         }
     }
+}
+
+#[test]
+fn loads_go_on_without_a_buffer_where_those_that_were_read_wait() {
+    const BYTES: usize = 128 << 10;
+    let (sender, ended) = channel();
+    let (read, were_read) = channel();
+    let (go_on, may_go_on) = channel::<()>();
+    let may_go_on = Mutex::new(may_go_on);
+    // Whoever handles what was read waits for the test.
+    let on_done: OnDone = Arc::new(move |done| {
+        may_go_on.lock().expect("no panic").recv().expect("the test answers");
+        sender.send(done).expect("the test listens");
+    });
+    let places = 3 * IN_A_ROW;
+    let (engine, file, noise) = noisy(2 * places * BYTES, on_done, &read);
+    // No neighbours: each is a call of its own.
+    let at = |place: usize| (2 * place * BYTES) as u64;
+    engine.submit((0..places).map(|place| load(file, at(place), BYTES)).collect());
+    for _ in 0..places {
+        were_read.recv().expect("all are read though none is handled");
+    }
+    for _ in 0..places {
+        go_on.send(()).expect("the engine listens");
+    }
+    let mut staged = 0;
+    for _ in 0..places {
+        let mut done = ended.recv().expect("it ends");
+        let begin = done.token as usize;
+        let IoOp::Read { buf, .. } = &mut done.op else { panic!("a read") };
+        assert!(buf.as_mut_slice() == &noise[begin..begin + BYTES]);
+        assert!(done.crc.is_none_or(|crc| crc == crc32c(&noise[begin..begin + BYTES])));
+        staged += usize::from(done.crc.is_some());
+    }
+    assert_eq!(staged, 3, "one buffer for the thread that reads, two for the one that handles");
 }
 
 struct Panics;

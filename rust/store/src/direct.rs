@@ -2,7 +2,8 @@
 //!
 //! Whole pages at page-aligned addresses are read where they belong. What is left, the end of a
 //! slab that fills no page or a slab at another address, is read into pages of its own and copied.
-//! The payload is checked where it lies, after all of that.
+//! The payload is checked where it lies, after all of that, but for a slab that came whole with the
+//! checksum of its bytes.
 
 use crate::machine::{LoadFault, SlabRead};
 use smallvec::SmallVec;

@@ -20,8 +20,8 @@ pub(super) fn commit(token: u64, op: IoOp) -> IoRequest {
     IoRequest { token, priority: Priority::Commit, op, cancel: None }
 }
 
-/// Puts the slots back and checks every slab against the checksum that it was stored with. Of slots
-/// whose checksums are `known` these count.
+/// Puts the slots back and checks every slab against the checksum that it was stored with. Of slabs
+/// that fill their slots what is `known` counts: the checksum of the bytes that were copied there.
 pub(crate) fn verify(
     mut filling: Filling,
     slots: Vec<Option<SlotMut>>,

@@ -7,7 +7,7 @@ use crate::io::{JOURNAL, segment_name, verify};
 use crate::machine::{Command, DriveId, Event, HeaderWrite, LoadFault};
 use crate::resident::{Resident, SlabWrite};
 use std::io;
-use tiered_kv_io::{Disk, FileId, ReadBuf};
+use tiered_kv_io::{Disk, FileId, ReadBuf, crc32c};
 use tiered_kv_types::PAGE_BYTES;
 
 impl World {
@@ -42,8 +42,11 @@ impl World {
                     self.read(drive, read.file, read.offset, slot.as_mut_slice(), fails);
                 }
                 let crcs: Vec<u32> = reads.iter().map(|r| r.crc).collect();
+                // As the blocking backend tells them.
+                let known: Vec<_> =
+                    slots.iter().map(|slot| Some(crc32c(slot.as_slice()))).collect();
                 let slots = slots.into_iter().map(Some).collect();
-                let checked = verify(into, slots, &[], &crcs).ok_or(LoadFault::Corrupt);
+                let checked = verify(into, slots, &known, &crcs).ok_or(LoadFault::Corrupt);
                 let result = if fails { Err(LoadFault::Io) } else { checked };
                 Event::LoadDone { block, result }
             }
