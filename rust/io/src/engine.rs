@@ -11,7 +11,7 @@ use crate::buf::{AlignedBuf, ReadBuf};
 use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
-use crate::join::{Queued, joins, perform_joined};
+use crate::join::{ALONE_BYTES, JOINED_BYTES, Queued, joins, perform_joined};
 use crate::loads::Loads;
 use crate::pool::{Workers, contained, panic_text};
 use crate::region::{ReadInto, Region};
@@ -205,6 +205,10 @@ impl BlockingEngine {
                 requests.into_iter().for_each(|r| shared.complete(shared.end(r, joined)));
             })
         };
+        let recent = loads.recent();
+        let joins = Box::new(move |taken: &[_], next: &_| {
+            joins(taken, next, if recent.is() { JOINED_BYTES } else { ALONE_BYTES })
+        });
         let stores = Workers::joining("tkv-store", store_threads, threads, joins, store);
         let stores = stores.inspect_err(|_| loads.end())?;
         let commit = {

@@ -6,10 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::disk::{Disk, FileId};
 use crate::engine::{IoOp, IoRequest};
 
-/// Most bytes that one call reads: enough that the time between two calls counts for little.
-pub(crate) const READ_BYTES: u64 = 2 << 20;
-/// Most bytes that one call writes: a group's headers wait for all of its payloads.
-const WRITTEN_BYTES: u64 = 8 << 20;
+/// Most bytes of one call: enough that the time between two calls counts for little.
+pub(crate) const JOINED_BYTES: u64 = 2 << 20;
+/// Most bytes that one call writes where nobody loads: a drive that does one thing after the other
+/// is the faster for it, and a load would wait for all of them.
+pub(crate) const ALONE_BYTES: u64 = 8 << 20;
 /// Most requests of one call; well below what the operating system takes.
 const JOINED: usize = 64;
 
@@ -44,8 +45,8 @@ fn range_of(op: &mut IoOp) -> Option<Range> {
     Some(Range { reads, file, begin, end: begin.checked_add(len as u64)? })
 }
 
-/// Whether `next` can be part of the call that performs `taken`.
-pub(crate) fn joins(taken: &[Queued], next: &Queued) -> bool {
+/// Whether `next` can be part of the call that performs `taken`, of at most so many bytes.
+pub(crate) fn joins(taken: &[Queued], next: &Queued, most_bytes: u64) -> bool {
     let (Some(first), Some(last)) = (taken.first(), taken.last()) else { return false };
     let (Some(begin), Some(before), Some(range)) = (first.range, last.range, next.range) else {
         return false;
@@ -54,7 +55,7 @@ pub(crate) fn joins(taken: &[Queued], next: &Queued) -> bool {
         && before.reads == range.reads
         && before.file == range.file
         && before.end == range.begin
-        && range.end - begin.begin <= if range.reads { READ_BYTES } else { WRITTEN_BYTES }
+        && range.end - begin.begin <= most_bytes
         && first.request.priority == next.request.priority
 }
 

@@ -2,15 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tiered_kv_types::Result;
 
 use crate::checksum::copy_checked;
-use crate::clock::Threads;
+use crate::clock::{Clock, SystemClock, Threads};
 use crate::engine::{IoDone, IoOp, IoRequest, Shared};
-use crate::join::{Queued, READ_BYTES, joins};
+use crate::join::{JOINED_BYTES, Queued, joins};
 use crate::pool::Workers;
 use crate::region::ReadInto;
 use crate::staging::{STAGED_BYTES, Staged, Staging};
@@ -20,10 +20,13 @@ use crate::trial::{Trial, Way};
 /// more loads wait: the drive reads the next one while its checksum is computed.
 const HANDED_OVER_BYTES: usize = 64 << 10;
 
+/// A load so long ago says nothing of the next one.
+const RECENT_NANOS: u64 = 1_000_000_000;
 /// Buffers of a drive, however many threads it has: 32 MiB, of which a cache has room for some.
 const MOST_BUFFERS: usize = 16;
 
-const _: () = assert!(READ_BYTES as usize <= STAGED_BYTES, "what one call reads fits in a buffer");
+const _: () =
+    assert!(JOINED_BYTES as usize <= STAGED_BYTES, "what one call reads fits in a buffer");
 
 /// Threads that read, those that handle what was read, and what they have in common.
 pub(crate) struct Loads {
@@ -31,6 +34,23 @@ pub(crate) struct Loads {
     handlers: Arc<Workers<Read>>,
     /// Loads that no thread has taken yet.
     waiting: Arc<AtomicUsize>,
+    recent: Recent,
+}
+
+/// When a load was last asked for.
+#[derive(Clone, Default)]
+pub(crate) struct Recent(Arc<AtomicU64>);
+
+impl Recent {
+    fn now(&self) {
+        self.0.store(SystemClock.now(), Ordering::Relaxed);
+    }
+
+    /// Whether another load is to be expected.
+    pub(crate) fn is(&self) -> bool {
+        let last = self.0.load(Ordering::Relaxed);
+        last > 0 && SystemClock.now().saturating_sub(last) < RECENT_NANOS
+    }
 }
 
 impl Loads {
@@ -52,9 +72,10 @@ impl Loads {
             trial: Trial::new(HANDED_OVER_BYTES),
         };
         let read = Arc::new(move |queued| reader.serve(queued));
+        let joins = Box::new(|taken: &[_], next: &_| joins(taken, next, JOINED_BYTES));
         let readers = Workers::joining("tkv-load", n, threads, joins, read);
         let readers = readers.inspect_err(|_| handlers.end())?;
-        Ok(Self { readers, handlers, waiting })
+        Ok(Self { readers, handlers, waiting, recent: Recent::default() })
     }
 
     /// Queues loads, or returns them where the queue is closed.
@@ -62,8 +83,16 @@ impl Loads {
         &self,
         loads: Vec<Queued>,
     ) -> std::result::Result<(), std::vec::IntoIter<Queued>> {
+        if !loads.is_empty() {
+            self.recent.now();
+        }
         self.waiting.fetch_add(loads.len(), Ordering::Relaxed);
         self.readers.submit(loads.into_iter())
+    }
+
+    /// When one was last asked for.
+    pub(crate) fn recent(&self) -> Recent {
+        self.recent.clone()
     }
 
     pub(crate) fn start_closing(&self) {

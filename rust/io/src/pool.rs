@@ -54,7 +54,7 @@ impl Drop for WorkerPool {
 }
 
 /// Says whether a queued item is taken together with those that a thread has taken.
-pub(crate) type Joins<T> = fn(&[T], &T) -> bool;
+pub(crate) type Joins<T> = Box<dyn Fn(&[T], &T) -> bool + Send + Sync>;
 
 /// Threads that hand the items of one queue to one handler.
 pub(crate) struct Workers<T> {
@@ -89,7 +89,7 @@ impl<T: Send + 'static> Workers<T> {
         handler: Arc<dyn Fn(T) + Send + Sync>,
     ) -> Result<Self> {
         let each = move |items: Vec<T>| items.into_iter().for_each(|item| handler(item));
-        Self::joining(name, n, threads, |_, _| false, Arc::new(each))
+        Self::joining(name, n, threads, Box::new(|_, _| false), Arc::new(each))
     }
 
     /// Threads that take items together, where `joins` says so, and no more than a thread's share
@@ -208,7 +208,7 @@ impl<T: Send + 'static> Workers<T> {
 
 impl<T> State<T> {
     /// The next item, with those behind it that join it.
-    fn take(&mut self, joins: Joins<T>) -> Vec<T> {
+    fn take(&mut self, joins: &Joins<T>) -> Vec<T> {
         if let Some(item) = self.urgent.pop_front() {
             return vec![item];
         }
@@ -225,7 +225,7 @@ fn work_until_closed<T>(shared: &Shared<T>, handler: &(dyn Fn(Vec<T>) + Send + S
     let mut state = shared.state.lock();
     state.threads.push(std::thread::current().id());
     loop {
-        let items = state.take(shared.joins);
+        let items = state.take(&shared.joins);
         if !items.is_empty() {
             drop(state);
             contained(|| handler(items));

@@ -202,6 +202,29 @@ fn neighbours_are_one_call_and_others_are_not() {
 }
 
 #[test]
+fn a_call_writes_more_where_nobody_loads() {
+    const BYTES: usize = 1 << 20;
+    let b = bench();
+    let file = b.disk.create("large", 17 << 20).expect("memory");
+    let write = |place: u64| {
+        let buf = Arc::new(vec![1; BYTES]);
+        let op = IoOp::Write { file, offset: place << 20, buf };
+        b.request(place, Priority::Store, op)
+    };
+    for (loads, parts) in [(false, 8), (true, 2)] {
+        if loads {
+            b.engine.submit(vec![b.read(0)]);
+            b.done.recv().expect("it ends").result.expect("healthy");
+        }
+        let done = b.play(write(16), (0..16).map(write).collect());
+        assert!(done.iter().all(|done| done.result.is_ok()));
+        let calls: Vec<(u64, usize)> =
+            (0..16 / parts).map(|call| ((call * parts) << 8, parts as usize)).collect();
+        assert_eq!(b.disk.calls(), calls, "loads: {loads}");
+    }
+}
+
+#[test]
 fn scrubs_and_commits_are_not_joined_to_stores() {
     let b = bench();
     let mut scrub = b.read(3);
