@@ -343,13 +343,7 @@ impl Shared {
             Ok(request) => request,
             Err(done) => return done,
         };
-        // A disk that panics must not lose the buffers and their waiter.
-        let performed = catch_unwind(AssertUnwindSafe(|| perform(&*self.disk, &mut op)));
-        let result = performed.unwrap_or_else(|panic| {
-            let text = format!("the disk has panicked: {}", panic_text(&*panic));
-            tracing::error!(text);
-            Err(io::Error::other(text))
-        });
+        let result = guarded("the disk", || perform(&*self.disk, &mut op));
         IoDone::new(token, op, result)
     }
 
@@ -357,6 +351,15 @@ impl Shared {
         contained(|| (self.on_done)(done));
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// What `work` gives, or an error where it panics: that must not lose the buffers and their waiter.
+pub(crate) fn guarded<T>(who: &str, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = format!("{who} has panicked: {}", panic_text(&*panic));
+        tracing::error!(text);
+        Err(io::Error::other(text))
+    })
 }
 
 fn perform(disk: &dyn Disk, op: &mut IoOp) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! The loads of the blocking backend: threads that read, and threads that take over what was read.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use tiered_kv_types::Result;
 
 use crate::checksum::copy_checked;
 use crate::clock::{Clock, SystemClock, Threads};
-use crate::engine::{IoDone, IoOp, IoRequest, Shared};
+use crate::engine::{IoDone, IoOp, IoRequest, Shared, guarded};
 use crate::join::{JOINED_BYTES, Queued, joins};
 use crate::pool::Workers;
 use crate::region::ReadInto;
@@ -143,7 +143,11 @@ impl Read {
     fn land(self) -> IoDone {
         let Self { mut done, staged } = self;
         if let (Some(staged), IoOp::Read { buf, .. }) = (staged, &mut done.op) {
-            done.crc = Some(copy_checked(buf.as_mut_slice(), staged.as_slice()));
+            let copy = || Ok(copy_checked(buf.as_mut_slice(), staged.as_slice()));
+            match guarded("a copy", copy) {
+                Ok(crc) => done.crc = Some(crc),
+                Err(err) => done.result = Err(err),
+            }
         }
         done
     }
@@ -199,40 +203,40 @@ impl Reader {
         let first = requests.first().map(|request| &request.op);
         let Some(&IoOp::Read { file, offset, .. }) = first else { return Vec::new() };
         let Some(mut lent) = self.staging.take() else { return Vec::new() };
+        let mut end = 0;
+        let range = |request: &mut IoRequest| {
+            let begin = end;
+            end += read_into(request).map_or(0, |into| into.len());
+            begin..end
+        };
+        let ranges: Vec<Range<usize>> = requests.iter_mut().map(range).collect();
         let begin = Instant::now();
         let read = || self.shared.disk.read_at(file, offset, &mut lent.as_mut_slice()[..bytes]);
-        // A disk that panics does so again, contained, when each is read by itself.
-        if !catch_unwind(AssertUnwindSafe(read)).is_ok_and(|read| read.is_ok()) {
+        if guarded("the disk", read).is_err() {
             return Vec::new();
         }
         self.trial.took(Way::Staged, bytes, begin.elapsed());
         let lent = Arc::new(lent);
-        let mut end = 0;
-        let part = |request: &mut IoRequest| {
-            let begin = end;
-            end += stageable(request).unwrap_or(0);
-            Staged { lent: Arc::clone(&lent), range: begin..end }
-        };
-        requests.iter_mut().map(part).collect()
+        ranges.into_iter().map(|range| Staged { lent: Arc::clone(&lent), range }).collect()
     }
 }
 
 /// Bytes that loads which were taken together read; none where they cannot pass through a buffer,
 /// or are not of a size for which this is of use.
 fn bytes_to_stage(requests: &mut [IoRequest]) -> Option<usize> {
-    let bytes = requests.iter_mut().map(stageable).sum::<Option<usize>>()?;
+    let wanted = |request: &mut IoRequest| {
+        let into = read_into(request).map(|into| into.len());
+        into.filter(|_| request.is_wanted())
+    };
+    let bytes = requests.iter_mut().map(wanted).sum::<Option<usize>>()?;
     (HANDED_OVER_BYTES..=STAGED_BYTES).contains(&bytes).then_some(bytes)
 }
 
-/// Bytes that a load reads, if somebody wants it. What is read into pages of its own is copied
-/// already.
-fn stageable(request: &mut IoRequest) -> Option<usize> {
-    if !request.is_wanted() {
-        return None;
-    }
+/// Where the bytes of a load belong. What is read into pages of its own is copied already.
+fn read_into(request: &mut IoRequest) -> Option<&mut [u8]> {
     match &mut request.op {
         IoOp::Read { buf: ReadInto::Bounce(_), .. } => None,
-        IoOp::Read { buf, .. } => Some(buf.as_mut_slice().len()),
+        IoOp::Read { buf, .. } => Some(buf.as_mut_slice()),
         _ => None,
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tiered_kv_io::{
     Alignment, BlockingEngine, CancelFlag, Disk, DiskOp, FileId, IoDone, IoEngine, IoOp, IoRequest,
@@ -15,6 +16,7 @@ use tiered_kv_types::Result;
 const PAGE: usize = PAGE_BYTES as usize;
 const PAGES: u64 = 40;
 const PANICS: u64 = 1000;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A disk that tells of the calls for several ranges.
 struct ToldDisk {
@@ -103,6 +105,8 @@ struct Bench {
     go_on: Sender<()>,
     bad: Arc<Mutex<Option<u64>>>,
     holds: Arc<AtomicBool>,
+    /// Set while several pages are read.
+    given_up: Arc<Mutex<Option<CancelFlag>>>,
 }
 
 fn bench() -> Bench {
@@ -115,6 +119,8 @@ fn bench() -> Bench {
     let bad = Arc::new(Mutex::new(None));
     let holds = Arc::new(AtomicBool::new(false));
     let (broken, held) = (Arc::clone(&bad), Arc::clone(&holds));
+    let given_up: Arc<Mutex<Option<CancelFlag>>> = Arc::default();
+    let flag = Arc::clone(&given_up);
     disk.inner.set_fault(Some(Box::new(move |op| {
         let (DiskOp::ReadAt { offset, len, .. } | DiskOp::WriteAt { offset, len, .. }) = op else {
             return None;
@@ -122,6 +128,11 @@ fn bench() -> Bench {
         if held.swap(false, Ordering::SeqCst) {
             has_begun.send(()).expect("the test listens");
             may_go_on.recv().expect("the test answers");
+        }
+        if len > PAGE
+            && let Some(flag) = flag.lock().expect("no panic").take()
+        {
+            flag.set(true);
         }
         let pages = offset / PAGE_BYTES..(offset + len as u64).div_ceil(PAGE_BYTES);
         let bad: Option<u64> = *broken.lock().expect("no panic");
@@ -134,7 +145,7 @@ fn bench() -> Bench {
     let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
     let as_disk: Arc<dyn Disk> = disk.clone();
     let engine = BlockingEngine::new(as_disk, &OsThreads, 1, 1, on_done).expect("threads");
-    Bench { disk, file, engine, done, begun, go_on, bad, holds }
+    Bench { disk, file, engine, done, begun, go_on, bad, holds, given_up }
 }
 
 impl Bench {
@@ -163,7 +174,8 @@ impl Bench {
         self.begun.recv().expect("the first has begun");
         self.engine.submit(requests);
         self.go_on.send(()).expect("the first waits");
-        let mut done: Vec<IoDone> = (0..n).map(|_| self.done.recv().expect("ends")).collect();
+        let mut done: Vec<IoDone> =
+            (0..n).map(|_| self.done.recv_timeout(PATIENCE).expect("ends")).collect();
         done.sort_by_key(|done| done.token);
         done
     }
@@ -333,6 +345,20 @@ fn a_load_that_nobody_wants_goes_through_no_buffer() {
     assert!(is_cancelled(done[2].result.as_ref().expect_err("nobody wants it")));
     assert_eq!(read_byte(&mut done[2]), 0, "its memory stays as it was");
     assert!(done.iter().all(|done| done.crc.is_none()), "each is read by itself");
+}
+
+#[test]
+fn a_load_that_is_given_up_on_its_way_to_a_buffer_ends() {
+    let b = staging();
+    let (mut loads, flag) = (neighbours(&b), CancelFlag::default());
+    loads[2].cancel = Some(flag.clone());
+    *b.given_up.lock().expect("no panic") = Some(flag.clone());
+    let mut done = b.play(b.read(39), loads);
+    assert!(flag.is_set() && b.disk.calls().is_empty(), "while they were read into a buffer");
+    for done in &mut done {
+        assert!(done.result.is_ok());
+        assert_eq!(u64::from(read_byte(done)), done.token);
+    }
 }
 
 #[test]
