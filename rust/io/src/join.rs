@@ -45,8 +45,8 @@ fn range_of(op: &mut IoOp) -> Option<Range> {
     Some(Range { reads, file, begin, end: begin.checked_add(len as u64)? })
 }
 
-/// Whether `next` can be part of the call that performs `taken`, of at most so many bytes.
-pub(crate) fn joins(taken: &[Queued], next: &Queued, most_bytes: u64) -> bool {
+/// Whether `next` can be part of the call that performs `taken`, where one writes at most so much.
+pub(crate) fn joins(taken: &[Queued], next: &Queued, most_written: u64) -> bool {
     let (Some(first), Some(last)) = (taken.first(), taken.last()) else { return false };
     let (Some(begin), Some(before), Some(range)) = (first.range, last.range, next.range) else {
         return false;
@@ -55,7 +55,7 @@ pub(crate) fn joins(taken: &[Queued], next: &Queued, most_bytes: u64) -> bool {
         && before.reads == range.reads
         && before.file == range.file
         && before.end == range.begin
-        && range.end - begin.begin <= most_bytes
+        && range.end - begin.begin <= if range.reads { JOINED_BYTES } else { most_written }
         && first.request.priority == next.request.priority
 }
 

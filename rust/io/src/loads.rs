@@ -1,5 +1,6 @@
 //! The loads of the blocking backend: threads that read, and threads that take over what was read.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ use crate::join::{JOINED_BYTES, Queued, joins};
 use crate::pool::Workers;
 use crate::region::ReadInto;
 use crate::staging::{STAGED_BYTES, Staged, Staging};
-use crate::trial::{Trial, Way};
+use crate::trial::{Trial, Try, Way};
 
 /// From this many bytes on a load may pass through a buffer, and is handled by another thread where
 /// more loads wait: the drive reads the next one while its checksum is computed.
@@ -37,13 +38,13 @@ pub(crate) struct Loads {
     recent: Recent,
 }
 
-/// When a load was last asked for.
+/// When a load was last asked for, or begun.
 #[derive(Clone, Default)]
 pub(crate) struct Recent(Arc<AtomicU64>);
 
 impl Recent {
     fn now(&self) {
-        self.0.store(SystemClock.now(), Ordering::Relaxed);
+        self.0.store(SystemClock.now().max(1), Ordering::Relaxed);
     }
 
     /// Whether another load is to be expected.
@@ -56,7 +57,7 @@ impl Recent {
 impl Loads {
     /// Starts `n` threads that read, and half as many that handle what was read.
     pub(crate) fn new(shared: Arc<Shared>, threads: &dyn Threads, n: usize) -> Result<Self> {
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let (waiting, recent) = (Arc::new(AtomicUsize::new(0)), Recent::default());
         let handler = {
             let shared = Arc::clone(&shared);
             Arc::new(move |read: Read| shared.complete(read.land()))
@@ -70,12 +71,13 @@ impl Loads {
             // One for each thread that reads, and two for each that handles what was read.
             staging: Staging::new((n + 2 * others).min(MOST_BUFFERS)),
             trial: Trial::new(HANDED_OVER_BYTES),
+            recent: recent.clone(),
         };
         let read = Arc::new(move |queued| reader.serve(queued));
         let joins = Box::new(|taken: &[_], next: &_| joins(taken, next, JOINED_BYTES));
         let readers = Workers::joining("tkv-load", n, threads, joins, read);
         let readers = readers.inspect_err(|_| handlers.end())?;
-        Ok(Self { readers, handlers, waiting, recent: Recent::default() })
+        Ok(Self { readers, handlers, waiting, recent })
     }
 
     /// Queues loads, or returns them where the queue is closed.
@@ -159,6 +161,7 @@ struct Reader {
     handlers: Arc<Workers<Read>>,
     staging: Arc<Staging>,
     trial: Trial,
+    recent: Recent,
 }
 
 impl Reader {
@@ -167,18 +170,24 @@ impl Reader {
         let n = queued.len();
         let more = self.waiting.fetch_sub(n, Ordering::Relaxed) > n;
         let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
-        let bytes = bytes_to_stage(&mut requests);
-        let way = bytes.map_or(Way::Direct, |bytes| self.trial.choose(bytes));
-        let staged = match (way, bytes) {
-            (Way::Staged, Some(bytes)) => self.stage(&mut requests, bytes),
-            _ => Vec::new(),
+        self.recent.now();
+        let read = bytes_to_stage(&mut requests).map(|bytes| self.trial.choose(bytes));
+        let staged = match read {
+            Some(read) if read.way == Way::Staged => self.stage(&mut requests, read),
+            _ => Ok(Vec::new()),
         };
-        let mut staged = staged.into_iter();
+        if let (Err(_), true, Some(request)) = (&staged, n == 1, requests.first()) {
+            // By itself it would be read the same way once more.
+            let (token, op, result) = (request.token, requests.remove(0).op, staged.map(|_| ()));
+            return self.shared.complete(IoDone::new(token, op, result));
+        }
+        let failed = staged.is_err();
+        let mut staged = staged.unwrap_or_default().into_iter();
         let begin = Instant::now();
-        let joined = staged.len() > 0 || self.shared.join(&mut requests);
-        let direct = |joined: bool| {
-            if let Some(bytes) = bytes.filter(|_| joined) {
-                self.trial.took(Way::Direct, bytes, begin.elapsed());
+        let joined = staged.len() > 0 || (!failed && self.shared.join(&mut requests));
+        let direct = |ended: bool| {
+            if let Some(read) = read.filter(|_| ended) {
+                self.trial.took(read, Way::Direct, begin.elapsed());
             }
         };
         direct(joined && staged.len() == 0);
@@ -197,12 +206,12 @@ impl Reader {
         }
     }
 
-    /// Reads neighbouring ranges by one call into a buffer. Where none is to be had, or the call
-    /// has failed, nothing is said about any of them.
-    fn stage(&self, requests: &mut [IoRequest], bytes: usize) -> Vec<Staged> {
+    /// Reads neighbouring ranges by one call into a buffer; nothing where none is to be had. An
+    /// error says nothing about which of several it is of.
+    fn stage(&self, requests: &mut [IoRequest], read: Try) -> io::Result<Vec<Staged>> {
         let first = requests.first().map(|request| &request.op);
-        let Some(&IoOp::Read { file, offset, .. }) = first else { return Vec::new() };
-        let Some(mut lent) = self.staging.take() else { return Vec::new() };
+        let Some(&IoOp::Read { file, offset, .. }) = first else { return Ok(Vec::new()) };
+        let Some(mut lent) = self.staging.take() else { return Ok(Vec::new()) };
         let mut end = 0;
         let range = |request: &mut IoRequest| {
             let begin = end;
@@ -211,13 +220,12 @@ impl Reader {
         };
         let ranges: Vec<Range<usize>> = requests.iter_mut().map(range).collect();
         let begin = Instant::now();
-        let read = || self.shared.disk.read_at(file, offset, &mut lent.as_mut_slice()[..bytes]);
-        if guarded("the disk", read).is_err() {
-            return Vec::new();
-        }
-        self.trial.took(Way::Staged, bytes, begin.elapsed());
+        let into = &mut lent.as_mut_slice()[..end];
+        guarded("the disk", || self.shared.disk.read_at(file, offset, into))?;
+        self.trial.took(read, Way::Staged, begin.elapsed());
         let lent = Arc::new(lent);
-        ranges.into_iter().map(|range| Staged { lent: Arc::clone(&lent), range }).collect()
+        let part = |range| Staged { lent: Arc::clone(&lent), range };
+        Ok(ranges.into_iter().map(part).collect())
     }
 }
 

@@ -23,11 +23,12 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// `n` buffers: memory like that of blocks, had now and kept out of dumps and children. None
-    /// where it is not to be had, which costs speed only.
+    /// `n` buffers: memory like that of blocks, had now, kept out of dumps and from the writes of
+    /// children. None where it is not to be had, which costs speed only.
     pub(crate) fn new(n: usize) -> Arc<Self> {
         let bytes = STAGED_BYTES as u64;
-        let arena = Arena::new(ArenaConfig::new(n as u64 * bytes));
+        let config = ArenaConfig { field: "load_threads", ..ArenaConfig::new(n as u64 * bytes) };
+        let arena = Arena::new(config);
         let free = match arena {
             Ok(arena) => (0..n as u64).filter_map(|at| arena.take(at * bytes, bytes)).collect(),
             Err(err) => {

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Reads that go one way before as many go the other: under way at a time, they are of one way.
+/// Reads that go one way before as many go the other, so that those under way at a time are mostly
+/// of one way.
 const IN_A_ROW: u32 = 4;
 /// Reads of a period that are tried, the half of them each way.
 const TRIED: u32 = 4 * IN_A_ROW;
@@ -19,6 +20,9 @@ const WORTH: f64 = 0.9;
 /// Reads of a size are compared with each other: one class for each power of two.
 const CLASSES: usize = 6;
 
+/// Reads of each way that decide.
+const ENOUGH: usize = 4;
+
 /// How a read goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -26,6 +30,15 @@ pub(crate) enum Way {
     Direct,
     /// Through a buffer.
     Staged,
+}
+
+/// A read that goes some way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Try {
+    pub(crate) way: Way,
+    bytes: usize,
+    /// It is of those that are tried, not of the others.
+    counts: bool,
 }
 
 /// What was seen of both ways, for reads from `least` bytes on.
@@ -56,36 +69,43 @@ impl Trial {
     }
 
     /// How the next read of so many bytes is to go.
-    pub(crate) fn choose(&self, bytes: usize) -> Way {
+    pub(crate) fn choose(&self, bytes: usize) -> Try {
         let mut class = self.class(bytes).lock();
         let at = class.begun;
         class.begun = (at + 1) % PERIOD;
-        if at == TRIED {
-            class.decide();
-        }
-        let staged = if at < TRIED { at / IN_A_ROW % 2 == 1 } else { class.staging };
-        if staged { Way::Staged } else { Way::Direct }
+        let counts = at < TRIED;
+        let staged = if counts { at / IN_A_ROW % 2 == 1 } else { class.staging };
+        Try { way: if staged { Way::Staged } else { Way::Direct }, bytes, counts }
     }
 
-    /// A read took so long.
-    pub(crate) fn took(&self, way: Way, bytes: usize, time: Duration) {
-        let mut class = self.class(bytes).lock();
-        if class.begun <= TRIED {
-            let seen = if way == Way::Direct { &mut class.direct } else { &mut class.staged };
-            seen.push(time.as_nanos() as f64 / bytes.max(1) as f64);
+    /// A read has ended that went `way`, whatever was chosen for it.
+    pub(crate) fn took(&self, read: Try, way: Way, time: Duration) {
+        if read.counts {
+            let nanos = time.as_nanos() as f64 / read.bytes.max(1) as f64;
+            self.class(read.bytes).lock().count(way, nanos);
         }
     }
 }
 
 impl Class {
-    /// By the medians, which a read that was interrupted does not move; without one of both, as
-    /// before.
+    /// What was tried decides once enough of both ways has ended, whatever was begun meanwhile.
+    fn count(&mut self, way: Way, nanos: f64) {
+        let seen = if way == Way::Direct { &mut self.direct } else { &mut self.staged };
+        seen.push(nanos);
+        if self.direct.len() >= ENOUGH && self.staged.len() >= ENOUGH {
+            self.decide();
+        }
+        if self.direct.len() + self.staged.len() >= TRIED as usize {
+            self.direct.clear();
+            self.staged.clear();
+        }
+    }
+
+    /// By the medians, which a read that was interrupted does not move.
     fn decide(&mut self) {
         if let (Some(direct), Some(staged)) = (median(&mut self.direct), median(&mut self.staged)) {
             self.staging = staged < WORTH * direct;
         }
-        self.direct.clear();
-        self.staged.clear();
     }
 }
 
@@ -103,9 +123,9 @@ mod tests {
     /// How many reads of a whole period pass through a buffer, where one takes as long as said.
     fn staged(trial: &Trial, bytes: usize, time: impl Fn(Way, u32) -> u64) -> u32 {
         let read = |at| {
-            let way = trial.choose(bytes);
-            trial.took(way, bytes, Duration::from_nanos(time(way, at)));
-            u32::from(way == Way::Staged)
+            let read = trial.choose(bytes);
+            trial.took(read, read.way, Duration::from_nanos(time(read.way, at)));
+            u32::from(read.way == Way::Staged)
         };
         (0..PERIOD).map(read).sum()
     }
@@ -146,16 +166,26 @@ mod tests {
         staged(&trial, 64 << 10, takes(100, 300));
         assert_eq!(staged(&trial, BYTES, takes(400, 300)), PERIOD - TRIED / 2);
         assert_eq!(staged(&trial, 64 << 10, takes(100, 300)), TRIED / 2);
-        assert_eq!(trial.choose(usize::MAX), Way::Direct, "the last class is open");
+        assert_eq!(trial.choose(usize::MAX).way, Way::Direct, "the last class is open");
     }
 
     #[test]
     fn where_no_buffer_was_to_be_had_nothing_changes() {
         let trial = Trial::new(64 << 10);
         for _ in 0..=TRIED {
-            trial.choose(BYTES);
-            trial.took(Way::Direct, BYTES, Duration::from_nanos(400));
+            let read = trial.choose(BYTES);
+            trial.took(read, Way::Direct, Duration::from_nanos(400));
         }
-        assert_eq!(trial.choose(BYTES), Way::Direct);
+        assert_eq!(trial.choose(BYTES).way, Way::Direct);
+    }
+
+    #[test]
+    fn reads_that_end_late_decide_as_well() {
+        let trial = Trial::new(64 << 10);
+        let under_way: Vec<Try> = (0..PERIOD).map(|_| trial.choose(BYTES)).collect();
+        for read in under_way {
+            trial.took(read, read.way, Duration::from_nanos(takes(400, 300)(read.way, 0)));
+        }
+        assert_eq!(staged(&trial, BYTES, takes(400, 300)), PERIOD - TRIED / 2);
     }
 }

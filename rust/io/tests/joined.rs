@@ -359,6 +359,8 @@ fn a_load_that_is_given_up_on_its_way_to_a_buffer_ends() {
         assert!(done.result.is_ok());
         assert_eq!(u64::from(read_byte(done)), done.token);
     }
+    b.engine.close();
+    assert_eq!(b.engine.in_flight(), 0);
 }
 
 #[test]
@@ -413,6 +415,22 @@ fn a_single_large_load_takes_either_way_and_a_larger_one_none() {
             assert_eq!(done.crc, known.then(|| crc32c(&noise)), "round {round} of {bytes} bytes");
         }
     }
+}
+
+#[test]
+fn a_single_load_that_fails_on_its_way_to_a_buffer_is_not_read_again() {
+    let (sender, ended) = channel();
+    let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
+    let (read, were_read) = channel();
+    let (engine, file, _) = noisy(1 << 20, on_done, &read);
+    for round in 0..=IN_A_ROW {
+        // Beyond the end of the file.
+        let place = if round == IN_A_ROW { 1 << 20 } else { 0 };
+        engine.submit(vec![load(file, place, 1 << 20)]);
+        let done = ended.recv().expect("it ends");
+        assert_eq!(done.result.is_ok(), round < IN_A_ROW);
+    }
+    assert_eq!(were_read.try_iter().count(), IN_A_ROW + 1);
 }
 
 #[test]

@@ -62,3 +62,33 @@ impl ReadBuf for HeaderBuf {
         &self.buf.as_slice()[..self.len]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::SlotId;
+    use crate::resident::FreedSlots;
+    use tiered_kv_io::{Arena, ArenaConfig, PAGE_BYTES};
+
+    /// Whether a page of sevens with a slab of `len` bytes is taken for sound.
+    fn is_sound(len: u64, known: Option<u32>, stored: u32) -> bool {
+        let arena = Arena::new(ArenaConfig::new(PAGE_BYTES)).expect("a page");
+        let mut slot = arena.take(0, PAGE_BYTES).expect("free");
+        slot.as_mut_slice().fill(7);
+        let mut filling = Filling::new(FreedSlots::default(), 1);
+        filling.push(slot, SlotId { segment: 0, index: 0 }, len);
+        let slots = filling.take_slots().into_iter().map(Some).collect();
+        verify(filling, slots, &[known], &[stored]).is_some()
+    }
+
+    #[test]
+    fn a_known_checksum_counts_for_a_slab_that_fills_its_slot() {
+        let of = |len: u64| crc32c(&vec![7; len as usize]);
+        let whole = of(PAGE_BYTES);
+        assert!(is_sound(PAGE_BYTES, Some(whole), whole));
+        assert!(is_sound(PAGE_BYTES, None, whole));
+        assert!(!is_sound(PAGE_BYTES, Some(whole ^ 1), whole), "the bytes that came were others");
+        assert!(is_sound(100, Some(whole), of(100)), "the slot has more than the slab");
+        assert!(!is_sound(100, Some(whole), whole));
+    }
+}
