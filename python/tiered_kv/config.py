@@ -69,8 +69,8 @@ class StoreConfig:
         record_bytes: Bytes of that file beyond which nothing more is recorded.
         io_backend: Who reads and writes the drives. "auto": io_uring where it can be had, else
             threads that block.
-        load_threads: Threads that serve loads, with the blocking backend; two buffers of 2 MiB a drive
-            for each, at most 16, besides `dram_capacity`.
+        load_threads: Threads that serve loads, with the blocking backend; two buffers of 2 MiB a
+            drive for each, at most 16, besides `dram_capacity`.
         store_threads: Threads that write to the drives, with the blocking backend.
         copy_threads: Threads that copy and check payloads.
         cpus: Processors that the store is opened and its threads run on, as numbers or as text such
