@@ -141,8 +141,8 @@ pub struct StoreConfig {
     pub record_bytes: u64,
     /// Who reads and writes the drives: `auto`, `io_uring` or `blocking`.
     pub io_backend: IoBackend,
-    /// Threads that serve loads, with the blocking backend; two buffers of 2 MiB a drive for each, at
-    /// most 16, besides `dram_capacity`.
+    /// Threads that serve loads, with the blocking backend; two buffers of 2 MiB a drive for each,
+    /// at most 16, besides `dram_capacity`.
     pub load_threads: usize,
     /// Threads that write to the drives, with the blocking backend.
     pub store_threads: usize,
