@@ -224,7 +224,7 @@ impl Reader {
         guarded("the disk", || self.shared.disk.read_at(file, offset, into))?;
         self.trial.took(read, Way::Staged, begin.elapsed());
         let lent = Arc::new(lent);
-        let part = |range| Staged { lent: Arc::clone(&lent), range };
+        let part = |range: Range<usize>| Staged { lent: Arc::clone(&lent), range };
         Ok(ranges.into_iter().map(part).collect())
     }
 }
