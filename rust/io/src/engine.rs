@@ -11,7 +11,7 @@ use crate::buf::{AlignedBuf, ReadBuf};
 use crate::cancel::CancelFlag;
 use crate::clock::Threads;
 use crate::disk::{Disk, FileId};
-use crate::join::{ALONE_BYTES, JOINED_BYTES, Queued, joins, perform_joined};
+use crate::join::{ALONE_BYTES, JOINED_BYTES, Queued, joins, perform_joined, requests_of};
 use crate::loads::Loads;
 use crate::pool::{Workers, contained, panic_text};
 use crate::region::{ReadInto, Region};
@@ -200,7 +200,7 @@ impl BlockingEngine {
         let store = {
             let shared = Arc::clone(&shared);
             Arc::new(move |queued: Vec<Queued>| {
-                let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
+                let mut requests = requests_of(queued);
                 let joined = shared.join(&mut requests);
                 requests.into_iter().for_each(|r| shared.complete(shared.end(r, joined)));
             })

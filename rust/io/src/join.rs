@@ -36,6 +36,11 @@ impl From<IoRequest> for Queued {
     }
 }
 
+/// The requests of those that were taken together.
+pub(crate) fn requests_of(queued: Vec<Queued>) -> Vec<IoRequest> {
+    queued.into_iter().map(|queued| queued.request).collect()
+}
+
 fn range_of(op: &mut IoOp) -> Option<Range> {
     let (reads, file, begin, len) = match op {
         IoOp::Read { file, offset, buf } => (true, *file, *offset, buf.as_mut_slice().len()),

@@ -11,7 +11,7 @@ use tiered_kv_types::Result;
 use crate::checksum::copy_checked;
 use crate::clock::{Clock, SystemClock, Threads};
 use crate::engine::{IoDone, IoOp, IoRequest, Shared, guarded};
-use crate::join::{JOINED_BYTES, Queued, joins};
+use crate::join::{JOINED_BYTES, Queued, joins, requests_of};
 use crate::pool::Workers;
 use crate::region::ReadInto;
 use crate::staging::{STAGED_BYTES, Staged, Staging};
@@ -169,7 +169,7 @@ impl Reader {
     fn serve(&self, queued: Vec<Queued>) {
         let n = queued.len();
         let more = self.waiting.fetch_sub(n, Ordering::Relaxed) > n;
-        let mut requests: Vec<IoRequest> = queued.into_iter().map(|q| q.request).collect();
+        let mut requests = requests_of(queued);
         self.recent.now();
         let read = bytes_to_stage(&mut requests).map(|bytes| self.trial.choose(bytes));
         let staged = match read {

@@ -19,7 +19,6 @@ const PERIOD: u32 = 192;
 const WORTH: f64 = 0.9;
 /// Reads of a size are compared with each other: one class for each power of two.
 const CLASSES: usize = 6;
-
 /// Reads of each way that decide.
 const ENOUGH: usize = 4;
 
@@ -88,30 +87,25 @@ impl Trial {
 }
 
 impl Class {
-    /// What was tried decides once enough of both ways has ended, whatever was begun meanwhile.
+    /// What was tried decides once enough of both ways has ended, whatever was begun meanwhile: by
+    /// the medians, which a read that was interrupted does not move.
     fn count(&mut self, way: Way, nanos: f64) {
         let seen = if way == Way::Direct { &mut self.direct } else { &mut self.staged };
         seen.push(nanos);
         if self.direct.len() >= ENOUGH && self.staged.len() >= ENOUGH {
-            self.decide();
+            self.staging = median(&mut self.staged) < WORTH * median(&mut self.direct);
         }
         if self.direct.len() + self.staged.len() >= TRIED as usize {
             self.direct.clear();
             self.staged.clear();
         }
     }
-
-    /// By the medians, which a read that was interrupted does not move.
-    fn decide(&mut self) {
-        if let (Some(direct), Some(staged)) = (median(&mut self.direct), median(&mut self.staged)) {
-            self.staging = staged < WORTH * direct;
-        }
-    }
 }
 
-fn median(seen: &mut [f64]) -> Option<f64> {
+/// Of what is not empty.
+fn median(seen: &mut [f64]) -> f64 {
     seen.sort_unstable_by(f64::total_cmp);
-    seen.get(seen.len() / 2).copied()
+    seen[seen.len() / 2]
 }
 
 #[cfg(test)]

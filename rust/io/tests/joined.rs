@@ -141,8 +141,7 @@ fn bench() -> Bench {
         let fails = bad.is_some_and(|page| pages.contains(&page));
         fails.then(|| io::ErrorKind::StorageFull.into())
     })));
-    let (sender, done) = channel();
-    let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
+    let (on_done, done) = listen();
     let as_disk: Arc<dyn Disk> = disk.clone();
     let engine = BlockingEngine::new(as_disk, &OsThreads, 1, 1, on_done).expect("threads");
     Bench { disk, file, engine, done, begun, go_on, bad, holds, given_up }
@@ -282,14 +281,25 @@ const LARGE: u64 = 16;
 /// Both ways are tried in turns, so many reads of one and as many of the other.
 const IN_A_ROW: usize = 4;
 
+/// A whole slot, to be read into.
+fn slot(region: &Arc<Region>, number: usize) -> ReadInto {
+    let slot = region.claim(number).expect("free");
+    let (_, mut parts) = slot.cut(std::slice::from_ref(&(0..region.slot_bytes())));
+    ReadInto::Region(parts.remove(0))
+}
+
+/// What an engine has ended, one after the other.
+fn listen() -> (OnDone, Receiver<IoDone>) {
+    let (sender, ended) = channel();
+    (Arc::new(move |done| sender.send(done).expect("the test listens")), ended)
+}
+
 /// Neighbouring loads into memory of a caller's.
 fn neighbours(b: &Bench) -> Vec<IoRequest> {
     let memory = tiered_kv_io::AlignedBuf::new(LARGE as usize * PAGE).expect("memory");
     let region = Region::new(memory, PAGE, PAGE).expect("whole pages");
     let load = |page: u64| {
-        let slot = region.claim(page as usize).expect("free");
-        let (_, mut parts) = slot.cut(std::slice::from_ref(&(0..PAGE)));
-        let (file, offset, buf) = (b.file, page * PAGE_BYTES, ReadInto::Region(parts.remove(0)));
+        let (file, offset, buf) = (b.file, page * PAGE_BYTES, slot(&region, page as usize));
         b.request(page, Priority::Load, IoOp::Read { file, offset, buf })
     };
     (0..LARGE).map(load).collect()
@@ -394,17 +404,15 @@ fn noisy(bytes: usize, on_done: OnDone, read: &Sender<()>) -> (BlockingEngine, F
 /// A load into memory of its own.
 fn load(file: FileId, offset: u64, bytes: usize) -> IoRequest {
     let memory = tiered_kv_io::AlignedBuf::new(bytes).expect("memory");
-    let slot = Region::new(memory, bytes, bytes).expect("one slot").claim(0).expect("free");
-    let (_, mut parts) = slot.cut(std::slice::from_ref(&(0..bytes)));
-    let op = IoOp::Read { file, offset, buf: ReadInto::Region(parts.remove(0)) };
+    let region = Region::new(memory, bytes, bytes).expect("one slot");
+    let op = IoOp::Read { file, offset, buf: slot(&region, 0) };
     IoRequest { token: offset, priority: Priority::Load, op, cancel: None }
 }
 
 #[test]
 fn a_single_large_load_takes_either_way_and_a_larger_one_none() {
     for (bytes, large) in [(1 << 20, true), (4 << 20, false)] {
-        let (sender, ended) = channel();
-        let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
+        let (on_done, ended) = listen();
         let (engine, file, noise) = noisy(bytes, on_done, &channel().0);
         for round in 0..2 * IN_A_ROW {
             engine.submit(vec![load(file, 0, bytes)]);
@@ -419,8 +427,7 @@ fn a_single_large_load_takes_either_way_and_a_larger_one_none() {
 
 #[test]
 fn a_single_load_that_fails_on_its_way_to_a_buffer_is_not_read_again() {
-    let (sender, ended) = channel();
-    let on_done: OnDone = Arc::new(move |done| sender.send(done).expect("the test listens"));
+    let (on_done, ended) = listen();
     let (read, were_read) = channel();
     let (engine, file, _) = noisy(1 << 20, on_done, &read);
     for round in 0..=IN_A_ROW {
